@@ -26,7 +26,7 @@ test-slurm: .venv/installed-dev  ## launches on a SLURM cluster of this machine 
 
 test-peers: .venv/peers/installed .venv/peers/fetched  ## transformers' own model tests on our models, PEFT's methods, quantized folders, on the CPU
 	$(BIN)/python -m pytest -q -n 2 -rfE -o verbosity_subtests=0 -m peers tests/peers
-	$(BIN)/python -m pytest -q -m peers tests/models/test_hf_native.py tests/canon/test_canonized_in_use.py
+	$(BIN)/python -m pytest -q -m peers tests/models/test_hf_native.py tests/canonize/test_canonized_in_use.py
 
 # Not among the packages for development: transformers imports torchao in every process, which takes a second.
 .venv/peers/installed: constraints.txt | .venv/peers/fetched

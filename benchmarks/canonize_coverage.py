@@ -122,10 +122,10 @@ def trained(name: str, sites: str) -> dict:
     """Mean losses of the first five and the last five of 30 training steps."""
     import tempfile
 
-    from canonlm.recipes import load_preset
+    from canonlm.launch.recipes import load_preset
     from canonlm.train.config import resolve
+    from canonlm.train.load_config import merge
     from canonlm.train.loop import train
-    from canonlm.train.recipe import merge
 
     changes = {
         "arch": f"hf:{name}{OPTIONS.get(name, '')}+canon={sites}",
@@ -172,8 +172,8 @@ def failed(error: Exception) -> dict:
 
 
 def try_type(name: str, quick: bool) -> dict:
-    from canonlm.canon.canonize import describe
-    from canonlm.errors import InvalidSetting
+    from canonlm.canonize import describe
+    from canonlm.core.errors import InvalidSetting
 
     try:
         host = built(name)
@@ -204,8 +204,8 @@ def built(name: str):
     """The host, with weights large enough that a wrong token shows."""
     import torch
 
+    from canonlm.models.hf_small_configs import causal_config
     from canonlm.models.interface import Sizes
-    from canonlm.models.sizes import causal_config
 
     sizes = Sizes(LAYERS.get(name, 4), 64, 4, 97, 64)
     model_class, config = causal_config(f"hf:{name}{OPTIONS.get(name, '')}", sizes)
@@ -225,8 +225,7 @@ def compared(name: str, host, sites: str, quick: bool) -> dict:
 
     import torch
 
-    from canonlm import check
-    from canonlm.canon.canonize import canonize
+    from canonlm.canonize import canonize, check
 
     model = canonize(copy.deepcopy(host), sites)
     ids = torch.randint(1, 97, (2, 12), generator=torch.Generator().manual_seed(1))

@@ -21,7 +21,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM, canonize
-from canonlm.files import write_text
+from canonlm.core.files import write_text
 from canonlm.train.machine import keep_freed_memory
 
 RESULT = Path(__file__).parent / "results" / "canonize-time.json"

@@ -25,7 +25,7 @@ LISTED = (
 def check(name: str) -> dict:
     import torch
 
-    from canonlm import check
+    from canonlm.canonize import check
     from canonlm.models.build import build
     from canonlm.models.interface import Sizes
 
@@ -49,7 +49,7 @@ def check(name: str) -> dict:
 
 
 def write_table(data: dict) -> None:
-    from canonlm.check import CASES
+    from canonlm.canonize.check import CASES
 
     rows = data["types"]
     causality = {name: row["causality"]["state"] for name, row in rows.items() if "causality" in row}

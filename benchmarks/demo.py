@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from canonlm.cli import main
-from canonlm.files import write_text
+from canonlm.core.files import write_text
 from canonlm.report import load_play, numbers_csv
 
 RESULTS = Path(__file__).parent / "results"

@@ -17,7 +17,7 @@ from canon import machine, save
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM
-from canonlm.evals.generate import generate
+from canonlm.train.evals.generate import generate
 
 SIZES = {"layers": 6, "hidden": 256, "heads": 4, "vocab": 4096, "prompt": 256, "new": 128, "prompts": 8}
 QUICK = {"layers": 2, "hidden": 64, "heads": 2, "vocab": 512, "prompt": 32, "new": 16, "prompts": 4}

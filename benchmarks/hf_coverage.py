@@ -152,12 +152,12 @@ def try_type(name: str) -> dict:
     import torch
 
     from canonlm.data.windows import WindowStream
-    from canonlm.evals.generate import generate
-    from canonlm.evals.windows import WindowEval
     from canonlm.models.build import build
-    from canonlm.models.checks import check
+    from canonlm.models.causality import check
     from canonlm.models.interface import Sizes
     from canonlm.tasks import get
+    from canonlm.train.evals.generate import generate
+    from canonlm.train.evals.windows import WindowEval
 
     task = get("depo", N=8, K=2, name_vocab=8, min_name_len=1, max_name_len=1)
     sizes = Sizes(LAYERS.get(name, 2), 128, 4, len(task.vocab), 64)

@@ -24,7 +24,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from canonlm.files import write_json
+from canonlm.core.files import write_json
 from canonlm.suites.multihop import MultiHop, MultiHopSettings
 
 RESULTS = Path(__file__).parent / "results" / "multihop-cpu.json"

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import torch
 
-from canonlm.recipes import TEXT, load_preset
+from canonlm.launch.recipes import TEXT, load_preset
 from canonlm.train.config import resolve
+from canonlm.train.load_config import merge, override
 from canonlm.train.loop import train
-from canonlm.train.recipe import merge, override
 
 ROWS = Path(__file__).parent / "results" / "pilots.csv"
 FIELDS = ("task", "arch", "lr", "changes", "steps", "seconds", "slice", "correct", "total", "loss")

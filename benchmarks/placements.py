@@ -22,8 +22,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from statistics import mean, median
 
+from canonlm.core.files import write_text
 from canonlm.experiments.outcomes import accuracy
-from canonlm.files import write_text
 from canonlm.runs.intervals import t_interval
 from canonlm.runs.rows import evaluation
 
@@ -45,9 +45,9 @@ def arch(sites: str) -> str:
 
 
 def config_of(task: str, sites: str, lr: float, seed: int):
-    from canonlm.recipes import load_preset, recipes
+    from canonlm.launch.recipes import load_preset, recipes
     from canonlm.train.config import resolve
-    from canonlm.train.recipe import load, merge
+    from canonlm.train.load_config import load, merge
 
     changes = {"arch": arch(sites), "train": {"seed": seed, "optim": {"lr": lr}, "num_threads": 1}}
     if task != "text":

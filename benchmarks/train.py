@@ -39,10 +39,10 @@ from canonlm.data.text import TextStream
 from canonlm.models.loss import loss_of_hidden, loss_of_logits
 from canonlm.train.build import build_model
 from canonlm.train.config import RunConfig, resolve
+from canonlm.train.data import complete
 from canonlm.train.flops import flops_per_token, peak_flops
 from canonlm.train.loop import train
 from canonlm.train.machine import keep_freed_memory, memory_gb
-from canonlm.train.reading import complete
 
 CPU = {"layers": 12, "hidden": 512, "heads": 8, "time": 512, "batch": 8, "vocab": 4096, "precision": "fp32"}
 GPU = {"layers": 24, "hidden": 2048, "heads": 16, "time": 4096, "batch": 8, "vocab": 32000, "precision": "bf16"}

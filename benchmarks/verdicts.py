@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from canonlm.files import write_text
+from canonlm.core.files import write_text
 from canonlm.runs.statistics import compare, gaffke_interval, t_interval
 
 RESULT = Path(__file__).parent / "results" / "verdicts.json"

@@ -13,7 +13,7 @@ import yaml
 
 from canonlm.runs.rows import TIMINGS
 from canonlm.train.config import resolve
-from canonlm.train.recipe import merge
+from canonlm.train.load_config import merge
 
 SETTINGS = {
     "arch": "llama+canon",
@@ -60,7 +60,7 @@ def pytest_collection_finish():
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call():
-    """Every test has the same environment, so that tests of one worker share a `canonlm.launch.starter`."""
+    """Every test has the same environment, so that tests of one worker share a `canonlm.launch.fork_server`."""
     os.environ.pop("PYTEST_CURRENT_TEST", None)
     return (yield)
 

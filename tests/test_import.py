@@ -24,7 +24,7 @@ LIGHT = "; import sys; heavy = {'torch', 'transformers'} & set(sys.modules); ass
     [
         "import canonlm; dir(canonlm)",
         "import canonlm.cli; assert canonlm.cli.main(['--help']) == 0",
-        "import canonlm.tasks, canonlm.report, canonlm.recipes, canonlm.train.config, canonlm.launch.play",
+        "import canonlm.tasks, canonlm.report, canonlm.launch.recipes, canonlm.train.config, canonlm.launch.grid",
     ],
     ids=["canonlm", "help", "tasks and report"],
 )

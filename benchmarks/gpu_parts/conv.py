@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from canonlm.ops.causal_conv import causal_conv
-from canonlm.ops.kernels import door
+from canonlm.ops.kernels import api
 from canonlm.ops.kernels.documents import reach_of
 from gpu_parts.device import Device
 from gpu_parts.rows import Row, not_available
@@ -159,7 +159,7 @@ def forms(activation: str, starts: Tensor | None, time: int) -> dict[str, Form |
         return finished(x, causal_conv(x, weight[:, None], doc_ids_BT=doc_ids))
 
     def kernel(x: Tensor, weight: Tensor) -> Tensor:
-        return door.canon([x], [weight], reach=reach, residual=act is None, activation=activation)[0]
+        return api.canon([x], [weight], reach=reach, residual=act is None, activation=activation)[0]
 
     def conv1d(x: Tensor, weight: Tensor, time_last: bool) -> Tensor:
         x_BCT = x.transpose(1, 2)
@@ -236,7 +236,7 @@ def decoding(device: Device, batch: int, channels: int) -> Iterator[Row]:
         return x[:, 0] + causal_conv1d_update(x[:, 0], last, weight)
 
     def kernel() -> Tensor:
-        return door.step([x], [weight], state)[0]
+        return api.step([x], [weight], state)[0]
 
     calls = {}
     steps = {"PyTorch form": pytorch, "kernel": kernel, "fla": fla_step, "causal-conv1d": causal_conv1d_step}

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
 from canonlm.ops.causal_conv import causal_conv
-from canonlm.ops.kernels import door, launches
+from canonlm.ops.kernels import api, launches
 from canonlm.ops.kernels import tune as tuning
 from gpu_parts.conv import KERNEL, REPLAYED
 from gpu_parts.device import Device
@@ -51,8 +51,8 @@ def fused(device: Device, out: Path) -> Iterator[Row]:
             f"{where}x{width}",
             [gate, up, taps[width], taps[width].clone()],
             {
-                "fused": lambda gate, up, g, u: [door.gated(gate, up, [g, u])],
-                "unfused": lambda gate, up, g, u: [gated(*door.canon([gate, up], [g, u]))],
+                "fused": lambda gate, up, g, u: [api.gated(gate, up, [g, u])],
+                "unfused": lambda gate, up, g, u: [gated(*api.canon([gate, up], [g, u]))],
                 "PyTorch forms": lambda gate, up, g, u: [gated(pytorch(gate, g), pytorch(up, u))],
                 "without Canon": lambda gate, up, g, u: [gated(gate, up)],
             },
@@ -61,8 +61,8 @@ def fused(device: Device, out: Path) -> Iterator[Row]:
             f"{where}x{hidden}",
             [x, branch, norm, taps[hidden]],
             {
-                "fused": lambda x, b, n, t: door.normed(x, b, n, EPS, t),
-                "unfused": lambda x, b, n, t: [x + b, door.canon([normed(x + b, n)], [t])[0]],
+                "fused": lambda x, b, n, t: api.normed(x, b, n, EPS, t),
+                "unfused": lambda x, b, n, t: [x + b, api.canon([normed(x + b, n)], [t])[0]],
                 "PyTorch forms": lambda x, b, n, t: [x + b, pytorch(normed(x + b, n), t)],
                 "without Canon": lambda x, b, n, t: [x + b, normed(x + b, n)],
             },
@@ -71,8 +71,8 @@ def fused(device: Device, out: Path) -> Iterator[Row]:
             f"{where}x({hidden}+{keys}+{keys})",
             [q, k, v, taps[hidden], taps[keys], taps[keys].clone()],
             {
-                "fused": lambda q, k, v, *w: door.canon([q, k, v], w),
-                "unfused": lambda q, k, v, *w: [door.canon([y], [t])[0] for y, t in zip((q, k, v), w, strict=True)],
+                "fused": lambda q, k, v, *w: api.canon([q, k, v], w),
+                "unfused": lambda q, k, v, *w: [api.canon([y], [t])[0] for y, t in zip((q, k, v), w, strict=True)],
                 "PyTorch forms": lambda q, k, v, *w: [pytorch(y, t) for y, t in zip((q, k, v), w, strict=True)],
             },
         ),
@@ -129,17 +129,17 @@ def decoding(
     halves = [*states[3].split([width, width], dim=1)]
 
     def fused() -> None:
-        door.normed_step(x, None, norm, EPS, taps[hidden], states[0])
-        door.step([q, k, v], wide, states[1])
-        door.normed_step(x, None, norm, EPS, taps[hidden], states[2])
-        door.gated_step(gate, up, [taps[width], taps[width]], states[3])
+        api.normed_step(x, None, norm, EPS, taps[hidden], states[0])
+        api.step([q, k, v], wide, states[1])
+        api.normed_step(x, None, norm, EPS, taps[hidden], states[2])
+        api.gated_step(gate, up, [taps[width], taps[width]], states[3])
 
     def unfused() -> None:
-        door.step([normed(x, norm)], [taps[hidden]], states[0])
+        api.step([normed(x, norm)], [taps[hidden]], states[0])
         for y, tap, state in zip((q, k, v), wide, thirds, strict=True):
-            door.step([y], [tap], state)
-        door.step([normed(x, norm)], [taps[hidden]], states[2])
-        gated(*(door.step([y], [taps[width]], state)[0] for y, state in zip((gate, up), halves, strict=True)))
+            api.step([y], [tap], state)
+        api.step([normed(x, norm)], [taps[hidden]], states[2])
+        gated(*(api.step([y], [taps[width]], state)[0] for y, state in zip((gate, up), halves, strict=True)))
 
     def pytorch_step(y: Tensor, tap: Tensor, state: Tensor) -> Tensor:
         out = y + causal_conv(y, tap[:, None], state_BCK=state)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from canonlm import CanonLMConfig
 from canonlm.models.loss import loss_of_hidden
-from canonlm.ops.packed import documents_of
+from canonlm.ops.varlen import documents_of
 from gpu_parts.device import Device
 from gpu_parts.rows import Row, not_available
 from gpu_parts.steps import made

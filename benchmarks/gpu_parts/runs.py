@@ -17,14 +17,14 @@ import torch
 from train import our_run, tokens_on_disk
 
 from canonlm.data.windows import batches
+from canonlm.launch.recipes import load_preset
 from canonlm.models.interface import LanguageModel
-from canonlm.recipes import load_preset
 from canonlm.train.build import build_model
 from canonlm.train.config import RunConfig, resolve
+from canonlm.train.data import stream
+from canonlm.train.load_config import merge
 from canonlm.train.loop import train
 from canonlm.train.memory import Device as Planned
-from canonlm.train.reading import stream
-from canonlm.train.recipe import merge
 from gpu_parts.device import Device
 from gpu_parts.rows import Row
 

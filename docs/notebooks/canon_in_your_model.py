@@ -22,7 +22,8 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import canonlm
-from canonlm import CanonLayer, check, tasks
+from canonlm import CanonLayer, tasks
+from canonlm.canonize import check
 
 # %% tags=["parameters"]
 STEPS = 300

@@ -15,53 +15,49 @@ Names are loaded on first use, so that `import canonlm` (and the command line's 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from canonlm.auto import install
+from canonlm.core.auto_register import install
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from canonlm import check as check
     from canonlm import models as models
     from canonlm import runs as runs
     from canonlm import tasks as tasks
     from canonlm.canon import CanonLayer as CanonLayer
-    from canonlm.canon.canonize import canonize as canonize
-    from canonlm.canon.canonize import decanonize as decanonize
-    from canonlm.canon.canonize import describe as describe
-    from canonlm.canon.hosted import CanonHostConfig as CanonHostConfig
+    from canonlm.canonize import canonize as canonize  # the package, called
+    from canonlm.canonize import check
+    from canonlm.canonize import decanonize as decanonize
+    from canonlm.canonize import describe as describe
+    from canonlm.canonize.canonized_model import CanonHostConfig as CanonHostConfig
     from canonlm.models.config import CanonLMConfig as CanonLMConfig
     from canonlm.models.modeling import CanonLMForCausalLM as CanonLMForCausalLM
     from canonlm.models.published import load_published as load_published
     from canonlm.report.measurements import load_runs as load_runs
 
 _MODULE_OF = {
-    "CanonHostConfig": "canonlm.canon.hosted",
+    "CanonHostConfig": "canonlm.canonize.canonized_model",
     "CanonLayer": "canonlm.canon",
     "CanonLMConfig": "canonlm.models",
     "CanonLMForCausalLM": "canonlm.models",
-    "canonize": "canonlm.canon.canonize",
-    "decanonize": "canonlm.canon.canonize",
-    "describe": "canonlm.canon.canonize",
+    "decanonize": "canonlm.canonize",
+    "describe": "canonlm.canonize",
     "load_published": "canonlm.models.published",
     "load_runs": "canonlm.report.measurements",
 }
 _SUBPACKAGES = {
-    *(
-        "canon",
-        "check",
-        "data",
-        "evals",
-        "experiments",
-        "launch",
-        "models",
-        "ops",
-        "recipes",
-        "report",
-        "runs",
-        "suites",
-        "tasks",
-        "train",
-    ),
+    "canon",
+    "canonize",
+    "core",
+    "data",
+    "experiments",
+    "launch",
+    "models",
+    "ops",
+    "report",
+    "runs",
+    "suites",
+    "tasks",
+    "train",
 }
 
 __all__ = [
@@ -85,13 +81,15 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _MODULE_OF:
         return getattr(importlib.import_module(_MODULE_OF[name]), name)
+    if name == "check":
+        return importlib.import_module("canonlm.canonize.check")
     if name in _SUBPACKAGES:
         return importlib.import_module(f"canonlm.{name}")
     raise AttributeError(f"module 'canonlm' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULE_OF, *_SUBPACKAGES})
+    return sorted({*globals(), *_MODULE_OF, *_SUBPACKAGES, "check"})
 
 
 install()

@@ -175,7 +175,7 @@ def answers(folder: Path) -> None:
 
     from canonlm import tasks
     from canonlm.data.rows import spans
-    from canonlm.recipes import load_preset
+    from canonlm.launch.recipes import load_preset
 
     for name in tasks.names():
         task = tasks.get(**load_preset(name, "tiny").run["task"])

@@ -15,11 +15,11 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, ChunkSto
 
 from canonlm import CanonLMForCausalLM
 from canonlm.cli import main
-from canonlm.files import Stamp
+from canonlm.core.distributed import World
+from canonlm.core.files import Stamp
 from canonlm.train.checkpoint import Checkpoints, build_model, load_model
 from canonlm.train.config import resolve
 from canonlm.train.optim import build_optimizer
-from canonlm.world import World
 
 RUN = {
     "arch": "llama+canon",

@@ -27,8 +27,8 @@ from canonlm.data.verify import Opened, Verifier
 from canonlm.runs.identity import identity
 from canonlm.train import loop, verification
 from canonlm.train.config import resolve
+from canonlm.train.load_config import merge
 from canonlm.train.loop import train
-from canonlm.train.recipe import merge
 from canonlm.train.signals import Interrupted
 
 SEQ_LEN, BATCH, STEPS = 16, 4, 20

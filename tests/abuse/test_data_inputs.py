@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from canonlm import tasks
 from canonlm.cli import main
-from canonlm.data import encode, pages, prepare, reading, tokenizers
+from canonlm.data import encode, parquet_guard, prepare, reading, tokenizers
 from canonlm.data.answers import grade_file
 from canonlm.data.dump import dump
 from canonlm.data.encode import PATTERNS, Encoder
@@ -186,8 +186,8 @@ def test_gigabytes_of_text_in_a_small_file(tmp_path):
     reason = "more than 268,435,456 bytes of text in a file of "
     assert reason in one_line(run, tmp_path / "out", tmp_path / "qa1.parquet")
     assert reason in one_line(facts.read, str(tmp_path), "qa1", "0k", padded=False)
-    pages = ["a" * 2**23, *(f"{number}" + "a" * 2**23 for number in range(99))]  # each page is allowed
-    columns = dict.fromkeys(("input", "question", "target"), pages)
+    parquet_guard = ["a" * 2**23, *(f"{number}" + "a" * 2**23 for number in range(99))]  # each page is allowed
+    columns = dict.fromkeys(("input", "question", "target"), parquet_guard)
     pq.write_table(pa.table(columns), tmp_path / "qa1.parquet", compression="zstd", row_group_size=10)
     assert "bytes in a file of" in one_line(facts.read, str(tmp_path), "qa1", "0k", padded=False)
 
@@ -213,7 +213,7 @@ def test_ordinary_pages_are_accepted(tmp_path, compression, version):
     with (tmp_path / "a.parquet").open("rb") as file:
         table = pq.ParquetFile(file)
         for group in range(table.num_row_groups):
-            pages.check_pages(file, table, group, ("text", "n"))
+            parquet_guard.check_pages(file, table, group, ("text", "n"))
     read = reading.read(reading.find([str(tmp_path / "a.parquet")]), 0, 10**9, "text")
     assert [document.text for document in read] == result
 

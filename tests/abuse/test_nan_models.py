@@ -11,8 +11,8 @@ import yaml
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM
 from canonlm.cli import main
+from canonlm.runs.answers import read_answers
 from canonlm.suites.multihop import MultiHop, MultiHopSettings
-from canonlm.suites.results import read_answers
 from canonlm.tasks import get
 from canonlm.tasks.capo import Capo
 

@@ -16,8 +16,9 @@ from canonlm.report import load_play, tables
 from canonlm.report.frames import runs_frame
 from canonlm.report.measurements import load_runs
 from canonlm.report.page import render
+from canonlm.runs.answers import read_answers
 from canonlm.suites.questions import Score
-from canonlm.suites.results import Results, read_answers
+from canonlm.suites.results import Results
 
 LONG = "x" * 100_000
 DIGITS = "9" * 5_000

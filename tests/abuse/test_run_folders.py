@@ -18,7 +18,7 @@ from folders import evaluation, text_evaluation, write_run, write_text_run
 
 from canonlm.cli import main
 from canonlm.cli.watch import line
-from canonlm.launch.play import _sections
+from canonlm.launch.grid import _sections
 from canonlm.report import load_play, tables
 from canonlm.report.frames import runs_curves, runs_frame
 from canonlm.report.measurements import load_runs

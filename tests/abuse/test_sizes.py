@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from canonlm.cli import main
-from canonlm.limits import memory_of, readable
-from canonlm.untrusted import MAX_DEPTH, open_regular, parse_json, path_inside, read_bytes
-from canonlm.yaml12 import MAX_NODES, parse_yaml
+from canonlm.core.limits import memory_of, readable
+from canonlm.core.safe_yaml import MAX_NODES, parse_yaml
+from canonlm.core.untrusted import MAX_DEPTH, open_regular, parse_json, path_inside, read_bytes
 
 RECIPE = """\
 arch: llama

@@ -15,7 +15,7 @@ from abuse.forks import SECONDS, Outcome, run
 
 ROOMS = {"canonlm", "torch", "transformers", "polars", "pyarrow", "datatrove", "safetensors", "plotly", "rich", "yaml",
          "numba", "tokenizers"}  # fmt: skip
-FIRST = ["canonlm.cli", "canonlm.train.loop", "canonlm.suites.opening", "canonlm.report.page"]
+FIRST = ["canonlm.cli", "canonlm.train.loop", "canonlm.suites.load_model", "canonlm.report.page"]
 
 
 class Workshop:

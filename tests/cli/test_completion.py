@@ -6,10 +6,11 @@ import sys
 
 import pytest
 
-from canonlm import recipes, tasks
+from canonlm import tasks
 from canonlm.cli import completion
 from canonlm.experiments import schema
-from canonlm.models.archs import bases
+from canonlm.launch import recipes
+from canonlm.models.names import bases
 
 
 def completed(line):

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM, load_published
 from canonlm.cli import main
-from canonlm.files import MANIFEST
+from canonlm.core.files import MANIFEST
 from canonlm.models.published import save_published
 
 SIZES = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}

@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from canonlm import tasks
-from canonlm.cli import count, main
+from canonlm.cli import main, progress_bars
 from canonlm.data import dump as dumping
 from canonlm.data.answers import numbers
-from canonlm.recipes import load_preset
+from canonlm.launch.recipes import load_preset
 
 DEPO = ["depo", "task.N=6", "task.K=3", "task.M=4", "task.name_vocab=3", "task.max_name_len=2"]
 
@@ -215,7 +215,7 @@ def test_an_unfinished_dump_of_other_settings(depo, workdir, monkeypatch, capsys
     def stop(phase, done):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(count.Count, "__call__", lambda self, phase, done: stop(phase, done))
+    monkeypatch.setattr(progress_bars.Count, "__call__", lambda self, phase, done: stop(phase, done))
     assert main(["data", "dump", *DEPO, "--n", "500", "--out", "x.parquet"]) == 130
     assert capsys.readouterr().err == "\ncanonlm: interrupted. The same command continues.\n"
     before = files(workdir)
@@ -261,7 +261,7 @@ def test_two_at_a_time(depo, workdir):
 
 
 def test_lines_show_the_progress(monkeypatch, capsys):
-    monkeypatch.setattr(count, "EVERY", 0)
+    monkeypatch.setattr(progress_bars, "EVERY", 0)
     monkeypatch.setattr(dumping, "PART_TOKENS", 2000)
     assert main(["data", "dump", *DEPO, "--n", "500", "--out", "x.parquet"]) == 0
     output = capsys.readouterr()

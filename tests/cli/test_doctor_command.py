@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from canonlm.cli import main
-from canonlm.ops import gated_linear_attention, inventory, ssd
-from canonlm.ops.inventory import Form
-from canonlm.ops.trials import Kernel
+from canonlm.ops import gated_linear_attention, registry, ssd
+from canonlm.ops.registry import Form
+from canonlm.ops.selftest import Kernel
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +40,7 @@ def test_wrong_and_missing_kernels_are_named(monkeypatch, capsys):
     zero = Kernel("a kernel of zeros", lambda **i: (0 * i["v"], 0 * i["state"] + 0 * sum(x.sum() for x in i.values()
                   if isinstance(x, torch.Tensor))), real.definition, real.inputs, real.wide)  # fmt: skip
     some = [Form(zero, "GLA", (torch.float32,)), Form(ssd.KERNEL, "Mamba2", (torch.bfloat16,), "fla is not there")]
-    monkeypatch.setattr(inventory, "forms", lambda device: some)
+    monkeypatch.setattr(registry, "forms", lambda device: some)
     assert main(["doctor"]) == 1
     out = capsys.readouterr().out
     assert out.splitlines()[-1] == "wrong on this machine: a kernel of zeros (float32)"

@@ -38,7 +38,7 @@ def test_results_beside_the_command_and_in_the_report(model, tmp_path, monkeypat
 
 
 def test_ctrl_c_keeps_the_answers(model, tmp_path, monkeypatch, capsys):
-    from canonlm.suites.writing import Writer
+    from canonlm.suites.generation import Writer
 
     write = Writer.write
 

@@ -11,12 +11,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from canonlm import CanonLMForCausalLM
 from canonlm.cli import main
+from canonlm.core.distributed import World
+from canonlm.core.files import Stamp, write_json, write_text
 from canonlm.data.tokenizers import load
-from canonlm.files import Stamp, write_json, write_text
 from canonlm.train.build import build_model
 from canonlm.train.checkpoint import Checkpoints
 from canonlm.train.config import resolve
-from canonlm.world import World
 
 SETTINGS = {
     "arch": "gla5+canon",

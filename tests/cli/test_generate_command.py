@@ -7,14 +7,14 @@ import torch
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM
 from canonlm.cli import main
+from canonlm.core.distributed import World
+from canonlm.core.files import write_text
 from canonlm.data.tokenizers import load
-from canonlm.files import write_text
-from canonlm.suites.opening import as_in_training, open_model
-from canonlm.suites.writing import Writer
+from canonlm.suites.generation import Writer
+from canonlm.suites.load_model import as_in_training, open_model
 from canonlm.train.build import build_model
 from canonlm.train.checkpoint import Checkpoints
 from canonlm.train.config import resolve
-from canonlm.world import World
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 

@@ -4,9 +4,9 @@ import pytest
 
 from canonlm.cli import main
 from canonlm.launch.plan import cost, make_plan
-from canonlm.recipes import find, load_preset
+from canonlm.launch.recipes import find, load_preset
 from canonlm.train.build import build_model as build
-from canonlm.train.recipe import load
+from canonlm.train.load_config import load
 
 QUICK = "train.compile=false"  # the compiler's partition takes seconds
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from canonlm.cli import main
-from canonlm.launch.play import plan
-from canonlm.recipes import load_preset
+from canonlm.launch.grid import plan
+from canonlm.launch.recipes import load_preset
 from canonlm.runs.rows import TIMINGS
+from canonlm.train.load_config import load
 from canonlm.train.loop import train
-from canonlm.train.recipe import load
 
 SMALL = [
     "task.N=8",

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from canonlm.cli import count, main
-from canonlm.data import steps
+from canonlm.cli import main, progress_bars
+from canonlm.data import pipeline
 from canonlm.data.prepare import Progress
 
 
@@ -88,8 +88,8 @@ def test_options_reach_the_shards(workdir):
 
 
 def test_a_log_gets_a_line_now_and_then(capsys, monkeypatch):
-    monkeypatch.setattr(count, "EVERY", 0.0)
-    with count.Reading() as bar:
+    monkeypatch.setattr(progress_bars, "EVERY", 0.0)
+    with progress_bars.Reading() as bar:
         bar(Progress(read=5_000_000, total=20_000_000, documents=1200, tokens=3_000_000))
     assert capsys.readouterr().err == "5 of 20 MB, 1,200 documents, 3,000,000 tokens\n"
 
@@ -99,7 +99,7 @@ def test_an_interrupted_command_resumes(workdir, monkeypatch, capsys):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(steps, "file_sha256", interrupt)
+        patch.setattr(pipeline, "file_sha256", interrupt)
         assert prepare() == 130
     assert capsys.readouterr().err == "\ncanonlm: interrupted. The same command continues.\n"
     assert not list(workdir.glob("out/*.ds*"))

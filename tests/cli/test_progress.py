@@ -8,10 +8,10 @@ import pytest
 from rich.console import Console
 
 from canonlm.cli.progress import _Lines, short_name, table
+from canonlm.launch.grid import PlannedRun
 from canonlm.launch.local import Progress
-from canonlm.launch.play import PlannedRun
 from canonlm.launch.remaining import START_SECONDS, seconds_left
-from canonlm.report.words import in_words
+from canonlm.report.format import in_words
 from canonlm.runs.names import run_name
 from canonlm.runs.rows import TrainRow, evaluation
 from canonlm.train.config import resolve

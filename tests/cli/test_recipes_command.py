@@ -3,8 +3,8 @@
 import pytest
 
 from canonlm.cli import main
-from canonlm.recipes import find, recipes
-from canonlm.train.recipe import load
+from canonlm.launch.recipes import find, recipes
+from canonlm.train.load_config import load
 
 
 def test_list(capsys):

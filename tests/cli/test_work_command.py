@@ -13,8 +13,8 @@ import pytest
 
 from canonlm.cli import main
 from canonlm.runs.leases import Leases
+from canonlm.train.load_config import create_folder
 from canonlm.train.loop import train
-from canonlm.train.recipe import create_folder
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from canonlm.data import executors, index, reading, steps
+from canonlm.data import executors, index, pipeline, reading
 from canonlm.data import prepare as preparing
 from canonlm.data.prepare import prepare, prepare_stdlib
 from canonlm.data.tokenizers import bytes_tokenizer
@@ -89,7 +89,7 @@ def test_every_line_starts_in_one_share(tmp_path_factory, lines, tasks, empty):
     for number, part in enumerate(parts):
         (folder / f"{number}.jsonl").write_bytes(jsonl(part))
     inputs = reading.find([str(folder)])
-    shares = [steps.share(inputs, rank, tasks) for rank in range(tasks)]
+    shares = [pipeline.share(inputs, rank, tasks) for rank in range(tasks)]
     read = [document.text for start, stop in shares for document in reading.read(inputs, start, stop, "text")]
     assert read == [text for part in parts for text in part]
 
@@ -211,7 +211,7 @@ def test_bad_rows_and_bad_files(tmp_path):
 
 
 def test_where_every_line_is_bad_it_stops_early(tmp_path, monkeypatch):
-    monkeypatch.setattr(steps, "MAX_LISTED", 20)
+    monkeypatch.setattr(pipeline, "MAX_LISTED", 20)
     (tmp_path / "a.jsonl").write_bytes(jsonl(texts(1000)))
     with pytest.raises(ValueError, match=r'--max-bad: at least 23 bad lines, more than 3; the first: .*no key "body"'):
         run(tmp_path / "out", tmp_path / "a.jsonl", text_key="body", max_bad=3)
@@ -398,7 +398,7 @@ def test_a_killed_process_is_an_error_and_does_not_hang(tmp_path, monkeypatch):
             os.kill(child.pid, signal.SIGKILL)
 
     full = run(tmp_path / "whole", tmp_path / "a.jsonl")
-    monkeypatch.setattr(steps, "EVERY", 0.0)
+    monkeypatch.setattr(pipeline, "EVERY", 0.0)
     with pytest.raises(ValueError, match="--workers: expected fewer: a process was killed"):
         run(tmp_path / "out", tmp_path / "a.jsonl", workers=2, on_progress=kill_one)
     assert run(tmp_path / "out", tmp_path / "a.jsonl", workers=2) == full

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from canonlm.experiments import grid, ledger, schema, verdicts
-from canonlm.models.archs import resolve
 from canonlm.models.build import complete_name
+from canonlm.models.names import resolve
 from canonlm.train.build import build_model, sizes_of
 
 PAPER_NAMES = yaml.safe_load((schema.HERE / "paper_names.yaml").read_text(encoding="utf-8"))

@@ -15,7 +15,7 @@ from canonlm.experiments.profile import profile, runs_of
 from canonlm.launch.plan import tokens_of
 from canonlm.runs.rows import Count, Evaluation
 from canonlm.train.build import build_model
-from canonlm.train.recipe import create_folder
+from canonlm.train.load_config import create_folder
 
 ARCHS = ["llama", "llama+canon"]
 

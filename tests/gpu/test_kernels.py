@@ -6,7 +6,7 @@ import torch
 from kernel_cases import DTYPES, Case, near
 from torch.nn import functional
 
-from canonlm.ops.kernels import door
+from canonlm.ops.kernels import api
 
 pytestmark = pytest.mark.gpu
 
@@ -58,7 +58,7 @@ def test_canon_and_its_gradients(kernels, name, dtype):
 
     got = leaves(given, kernels)
     xs, taps, biases, state = split(got)
-    ys = door.canon(xs, taps, biases=biases, state=state, reach=there(case.reach, kernels), **case.how())
+    ys = api.canon(xs, taps, biases=biases, state=state, reach=there(case.reach, kernels), **case.how())
     torch.autograd.backward(ys, [dy.to(kernels) for dy in case.dys])
     exact = wide(given)
     xs, taps, biases, state = split(exact)
@@ -79,7 +79,7 @@ def test_gated_and_its_gradients(kernels, dtype):
     size = case.sizes[0]
     given = [case.xs[0], case.xs[0].flip(1), case.taps[0], case.taps[0].flip(0)]
     got, exact = leaves(given, kernels), wide(given)
-    y = door.gated(*got[:2], got[2:], reach=there(case.reach, kernels))
+    y = api.gated(*got[:2], got[2:], reach=there(case.reach, kernels))
     y.backward(case.dys[0].to(kernels))
     gate, up = (definition.conv(x, taps, docs=case.doc_ids) for x, taps in zip(exact[:2], exact[2:], strict=True))
     expected = functional.silu(gate) * up
@@ -94,7 +94,7 @@ def test_normed_and_its_gradients(kernels, dtype):
     weight = 1 + case.taps[0][:, 0, 0] / 4
     given = [case.xs[0], case.xs[0].flip(1), weight, case.taps[0]]
     got, exact = leaves(given, kernels), wide(given)
-    s, y = door.normed(got[0], got[1], got[2], 1e-5, got[3], reach=there(case.reach, kernels))
+    s, y = api.normed(got[0], got[1], got[2], 1e-5, got[3], reach=there(case.reach, kernels))
     (s + y).backward(case.dys[0].to(kernels))
     true_s = exact[0] + exact[1]
     true_y = definition.conv(definition.rms_norm(true_s, exact[2], 1e-5), exact[3], docs=case.doc_ids)
@@ -106,7 +106,7 @@ def test_gradients_are_the_same_in_every_run(kernels):
     case = case_of(kernels, dtype=torch.bfloat16)
     xs, taps = leaves(case.xs, kernels), leaves(case.taps, kernels)
     dys = [dy.to(kernels) for dy in case.dys]
-    first, second = (torch.autograd.grad(door.canon(xs, taps), [*xs, *taps], dys) for _ in range(2))
+    first, second = (torch.autograd.grad(api.canon(xs, taps), [*xs, *taps], dys) for _ in range(2))
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
@@ -116,10 +116,10 @@ def test_steps_in_a_graph_equal_one_prefill(kernels, captured, batch):
     """The interpreter cannot test the barrier between reading and updating a state; a graph repeats it often."""
     case = case_of(kernels, batch=batch if kernels.type == "cuda" else 2, time=12, state=True)
     xs, taps, past = leaves(case.xs, kernels), leaves(case.taps, kernels), case.past.to(kernels)
-    full, after = door.canon_with_state(xs, taps, state=past)
+    full, after = api.canon_with_state(xs, taps, state=past)
     token, state = [x[:, :1].clone() for x in xs], past.clone()
     made = []
-    step = captured(lambda: made.append(door.step(token, taps, state)), 1)
+    step = captured(lambda: made.append(api.step(token, taps, state)), 1)
     state.copy_(past)  # the capture has updated it
     for t in range(case.time):
         for one, x in zip(token, xs, strict=True):

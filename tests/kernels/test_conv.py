@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from kernel_cases import Case, cases, near, small_tiles
 
 from canonlm.ops.causal_conv import causal_conv, conv_state
-from canonlm.ops.kernels import door
+from canonlm.ops.kernels import api
 
 FEW = settings(max_examples=20, deadline=None)
 
@@ -21,10 +21,10 @@ def check(case):
     past = None if case.past is None else leaves[-1]
     with small_tiles(case):
         call = {"biases": biases, "state": past, "reach": case.reach, **case.how()}
-        ys = door.canon(xs, taps, **call)
+        ys = api.canon(xs, taps, **call)
         grads = torch.autograd.grad(ys, leaves, case.dys)
         with torch.no_grad():
-            again, after = door.canon_with_state(xs, taps, last=case.last, **call)
+            again, after = api.canon_with_state(xs, taps, last=case.last, **call)
     exact_leaves = [leaf.detach().double().requires_grad_() for leaf in leaves]
     absolute = [leaf.detach().double().abs().requires_grad_() for leaf in leaves]
     exact, sums = [], []
@@ -83,7 +83,7 @@ def test_equals_the_cpu_implementation(case):
     if case.mask is not None:
         x = x.masked_fill((case.mask == 0)[..., None], 0)
     with small_tiles(case):
-        [y], after = door.canon_with_state(
+        [y], after = api.canon_with_state(
             case.xs, case.taps, state=case.past, reach=case.reach, last=case.last, residual=False
         )
     near(y, causal_conv(x, taps, doc_ids_BT=case.doc_ids, state_BCK=case.past), torch.float32)
@@ -95,7 +95,7 @@ def test_gradient_of_a_sum_has_no_strides():
     case = Case()
     x, taps = case.xs[0].requires_grad_(), case.taps[0].requires_grad_()
     with small_tiles(case):
-        [y] = door.canon([x], [taps])
+        [y] = api.canon([x], [taps])
         grads = torch.autograd.grad(y.sum(), [x, taps])
     exact = [x.detach().double().requires_grad_(), taps.detach().double().requires_grad_()]
     for grad, true in zip(grads, torch.autograd.grad(definition.conv(*exact).sum(), exact), strict=True):
@@ -105,7 +105,7 @@ def test_gradient_of_a_sum_has_no_strides():
 def test_bfloat16_is_rounded_once_to_the_nearest():
     case = Case(time=40, sizes=[64], dtype=torch.bfloat16, tokens=16)
     with small_tiles(case, channels=64):
-        [y] = door.canon(case.xs, case.taps)
+        [y] = api.canon(case.xs, case.taps)
     assert (y != definition.conv(case.xs[0].double(), case.taps[0].double()).bfloat16()).double().mean() < 0.002
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import Case, cases, near, small_tiles
 
-from canonlm.ops.kernels import door
+from canonlm.ops.kernels import api
 
 
 def by_definition(case, leaves, activation, absolute=False):
@@ -26,10 +26,10 @@ def check(case, activation):
     past, dy = None if case.past is None else leaves[4], case.dys[0]
     call = {"state": past, "reach": case.reach, "residual": case.residual, "scale": case.scale}
     with small_tiles(case):
-        y = door.gated(gate, up, taps, activation=activation, **call)
+        y = api.gated(gate, up, taps, activation=activation, **call)
         grads = torch.autograd.grad(y, leaves, dy)
         with torch.no_grad():
-            again, after = door.gated_with_state(gate, up, taps, last=case.last, activation=activation, **call)
+            again, after = api.gated_with_state(gate, up, taps, last=case.last, activation=activation, **call)
     exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
     absolute = [leaf.detach().double().abs().requires_grad_() for leaf in leaves]
     true = by_definition(case, exact, activation)

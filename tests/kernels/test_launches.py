@@ -7,7 +7,7 @@ import torch
 from kernel_cases import Case
 from torch.utils._pytree import tree_leaves
 
-from canonlm.ops.kernels import conv, door, launches, tune
+from canonlm.ops.kernels import api, conv, launches, tune
 
 CPU = torch.device("cpu")
 
@@ -52,7 +52,7 @@ def test_the_fastest_is_kept_and_used(cache):
     assert best == {"forward K=4": second}
     assert launches.launch_at("sm_90", "forward", 4) == second
     assert launches.launch_at("sm_80", "forward", 4) == launches.LAUNCHES["sm_80"]["forward"][0]
-    [y] = door.canon(case.xs, case.taps)
+    [y] = api.canon(case.xs, case.taps)
     assert y.shape == case.xs[0].shape
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import EPSILON, Case, cases, near, small_tiles
 
-from canonlm.ops.kernels import door
+from canonlm.ops.kernels import api
 
 EPS = 1e-5
 
@@ -40,10 +40,10 @@ def check(case, branched):
     args = x, branch if branched else None, weight, EPS, taps
     dy, flow = case.dys
     with small_tiles(case, channels=32):
-        s, y = door.normed(*args, **call)
+        s, y = api.normed(*args, **call)
         grads = torch.autograd.grad([y, s * 1], leaves, [dy, flow], allow_unused=True)
         with torch.no_grad():
-            (_, again), after = door.normed_with_state(*args, last=case.last, **call)
+            (_, again), after = api.normed_with_state(*args, last=case.last, **call)
     exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
     true_s, h, true_y = by_definition(case, exact, branched)
     # h in float32 may round the other way if it is close to halfway between two numbers: one more rounding of h.

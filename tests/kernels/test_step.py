@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import EPSILON, Case, cases, near, small_tiles
 
-from canonlm.ops.kernels import door
+from canonlm.ops.kernels import api
 
 SOME = settings(max_examples=12, deadline=None)
 EPS = 1e-6
@@ -17,12 +17,12 @@ EPS = 1e-6
 def test_steps_equal_one_prefill(case, activation, prefix):
     call = {"biases": case.biases, "residual": case.residual, "activation": activation, "scale": case.scale}
     with small_tiles(case):
-        ys, after = door.canon_with_state(case.xs, case.taps, state=case.past, **call)
+        ys, after = api.canon_with_state(case.xs, case.taps, state=case.past, **call)
         first = [x[:, :prefix] for x in case.xs]
-        parts, state = door.canon_with_state(first, case.taps, state=case.past, **call)
+        parts, state = api.canon_with_state(first, case.taps, state=case.past, **call)
         steps, place = [parts], state.data_ptr()
         for t in range(prefix, case.time):
-            steps.append(door.step([x[:, t : t + 1] for x in case.xs], case.taps, state, **call))
+            steps.append(api.step([x[:, t : t + 1] for x in case.xs], case.taps, state, **call))
     assert state.data_ptr() == place
     assert torch.equal(state, after)
     for y, parts in zip(ys, zip(*steps, strict=True), strict=True):
@@ -34,7 +34,7 @@ def test_steps_equal_one_prefill(case, activation, prefix):
 def test_a_step_equals_the_definition_and_padding_keeps_the_state(case):
     state = case.past.clone()
     with small_tiles(case):
-        ys = door.step(case.xs, case.taps, state, biases=case.biases, mask=case.mask, **case.how())
+        ys = api.step(case.xs, case.taps, state, biases=case.biases, mask=case.mask, **case.how())
     for i, (y, x) in enumerate(zip(ys, case.xs, strict=True)):
         near(y, definition.conv(x.double(), case.taps[i].double(), **case.of(i)), case.dtype)
     states = [
@@ -51,8 +51,8 @@ def test_a_step_equals_the_definition_and_padding_keeps_the_state(case):
 def test_gated_step_equals_gated_of_one_token(case, activation):
     state, call = case.past.clone(), {"residual": case.residual, "activation": activation, "scale": case.scale}
     with small_tiles(case):
-        y = door.gated_step(*case.xs, case.taps, state, mask=case.mask, **call)
-        same, after = door.gated_with_state(
+        y = api.gated_step(*case.xs, case.taps, state, mask=case.mask, **call)
+        same, after = api.gated_with_state(
             *case.xs, case.taps, state=case.past, reach=case.reach, last=case.last, **call
         )
     near(y, same, case.dtype)
@@ -65,11 +65,11 @@ def test_normed_step_equals_norm_then_step(case):
     x, weight, state = case.xs[0], case.taps[0][:, 0, 0] + 1, case.past.clone()
     h = definition.rms_norm(x.double(), weight.double(), EPS)
     with small_tiles(case):
-        _, y = door.normed_step(
+        _, y = api.normed_step(
             x, None, weight, EPS, case.taps[0], state, mask=case.mask, residual=case.residual, scale=case.scale
         )
         kept = case.past.clone()
-        [same] = door.step([h.to(x.dtype)], case.taps, kept, mask=case.mask, residual=case.residual, scale=case.scale)
+        [same] = api.step([h.to(x.dtype)], case.taps, kept, mask=case.mask, residual=case.residual, scale=case.scale)
     # The norm in float32 may round the other way if the exact one is close to halfway between two numbers.
     assert ((state - kept).abs() <= (2 * EPSILON[case.dtype] + 1e-6) * kept.abs()).all()
     if torch.equal(state, kept):
@@ -81,8 +81,8 @@ def test_states_of_three_tensors_in_a_cache_with_strided_rows():
     cache = torch.zeros(2, 40, 4)
     cache[:, 2:34] = case.past
     with small_tiles(case):
-        ys = door.step(case.xs, case.taps, cache[:, 2:34])
-        same = door.step(case.xs, case.taps, kept := case.past.clone())
+        ys = api.step(case.xs, case.taps, cache[:, 2:34])
+        same = api.step(case.xs, case.taps, kept := case.past.clone())
     assert all(torch.equal(a, b) for a, b in zip(ys, same, strict=True))
     assert torch.equal(cache[:, 2:34], kept)
     assert (cache[:, :2] == 0).all()

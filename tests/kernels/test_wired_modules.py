@@ -14,9 +14,9 @@ from wired_models import documents, kernels, left_padded, tiny_model, tokens
 
 from canonlm import CanonLayer, canonize
 from canonlm.canon import gated as canon_gated
-from canonlm.ops import trials
-from canonlm.ops.kernels import gated, judged
-from canonlm.ops.trials import Errors, judge
+from canonlm.ops import selftest
+from canonlm.ops.kernels import dispatch, gated
+from canonlm.ops.selftest import Errors, judge
 
 
 def logits(model, on=True, **call):
@@ -89,8 +89,8 @@ def test_compiled_without_a_graph_break():
     with kernels():
         eager = gradients()
     with small_tiles(Case()), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(judged, "_JUDGES", {name: judge(kernel) for name, kernel in judged.KERNELS.items()})
-        patch.setattr(trials, "known", lambda *_: Errors(0, 0))
+        patch.setattr(dispatch, "_JUDGES", {name: judge(kernel) for name, kernel in dispatch.KERNELS.items()})
+        patch.setattr(selftest, "known", lambda *_: Errors(0, 0))
         block.forward = torch.compile(block.forward, fullgraph=True, backend="aot_eager")
         compiled = gradients()
     for a, b in zip(compiled, eager, strict=True):
@@ -101,8 +101,8 @@ def test_a_compiled_step_moves_static_states_in_place():
     model, ids = tiny_model("llama+canon"), tokens(2, 6)
     results = []
     with torch.no_grad(), small_tiles(Case()), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(judged, "_JUDGES", {name: judge(kernel) for name, kernel in judged.KERNELS.items()})
-        patch.setattr(trials, "known", lambda *_: Errors(0, 0))
+        patch.setattr(dispatch, "_JUDGES", {name: judge(kernel) for name, kernel in dispatch.KERNELS.items()})
+        patch.setattr(selftest, "known", lambda *_: Errors(0, 0))
         for call in (model, torch.compile(model, fullgraph=True, backend="aot_eager")):
             cache = StaticCache(config=model.config, max_cache_len=8)
             model(ids[:, :4], past_key_values=cache)
@@ -155,16 +155,16 @@ def test_double_precision_is_left_to_pytorch():
 def test_a_wrong_kernel_is_not_used_and_is_named(monkeypatch, tmp_path):
     """Its gradients are off by a tenth, so it is used for decoding and not for training."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(judged, "SHAPE", (2, 12, 2))
-    monkeypatch.setattr(trials, "SHAPE", (2, 12, 2))
+    monkeypatch.setattr(dispatch, "SHAPE", (2, 12, 2))
+    monkeypatch.setattr(selftest, "SHAPE", (2, 12, 2))
     monkeypatch.setattr(canon_gated, "usable_gated", lambda *tensors, **how: False)  # as if numba were missing
     real = gated.run_backward
     monkeypatch.setattr(gated, "run_backward", lambda *a, **k: [1.1 * x for x in real(*a, **k)])
-    is_right = judge(judged.KERNELS["gated"])
+    is_right = judge(dispatch.KERNELS["gated"])
     model, ids = tiny_model("llama+canon"), tokens(1, 5)
     with warnings.catch_warnings(record=True) as caught, kernels() as count:
         warnings.simplefilter("always")
-        judged._JUDGES["gated"] = is_right
+        dispatch._JUDGES["gated"] = is_right
         model(ids, use_cache=False)
         trained = dict(count)
         count.clear()
@@ -178,12 +178,12 @@ def test_a_wrong_kernel_is_not_used_and_is_named(monkeypatch, tmp_path):
 
 
 def test_a_trial_passes_for_right_kernels(monkeypatch):
-    monkeypatch.setattr(judged, "SHAPE", (1, 9, 2))
-    monkeypatch.setattr(trials, "SHAPE", (1, 9, 2))
-    monkeypatch.setattr(trials, "_documents", lambda: (torch.arange(9) >= 4).long()[None])
+    monkeypatch.setattr(dispatch, "SHAPE", (1, 9, 2))
+    monkeypatch.setattr(selftest, "SHAPE", (1, 9, 2))
+    monkeypatch.setattr(selftest, "_documents", lambda: (torch.arange(9) >= 4).long()[None])
     with small_tiles(Case(), channels=32):
-        for name, kernel in judged.KERNELS.items():
-            errors = trials.attempt(kernel, torch.device("cpu"), torch.float32)
+        for name, kernel in dispatch.KERNELS.items():
+            errors = selftest.attempt(kernel, torch.device("cpu"), torch.float32)
             assert max(errors.values, errors.gradients) <= 0.1, (name, errors)
 
 

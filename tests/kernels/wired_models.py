@@ -9,7 +9,7 @@ from kernel_cases import Case, small_tiles
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM
-from canonlm.ops.kernels import door, judged
+from canonlm.ops.kernels import api, dispatch
 
 MODELS = {
     "llama+canon": {"canon_set": "ABCD"},
@@ -64,9 +64,9 @@ KERNELS = {f"{form}{end}" for form in FORMS for end in ("", "_backward", "_with_
 def kernels(on=True):
     """Use small tiles, and no trials, which take minutes in the interpreter."""
     with small_tiles(Case()), pytest.MonkeyPatch.context() as patch, Count() as count:
-        patch.setattr(judged, "_JUDGES", {name: lambda *_: True for name in judged.KERNELS})
+        patch.setattr(dispatch, "_JUDGES", {name: lambda *_: True for name in dispatch.KERNELS})
         if not on:
-            patch.setattr(door, "_look_for_triton", lambda: "none")
+            patch.setattr(api, "_look_for_triton", lambda: "none")
         yield count.kernels
     assert on or not count.kernels
 

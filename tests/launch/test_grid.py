@@ -10,16 +10,16 @@ import time
 import pytest
 import torch
 
+from canonlm.core.distributed import World
 from canonlm.launch import local
+from canonlm.launch.grid import PlannedRun, plan, write_plan
 from canonlm.launch.local import Progress, default_jobs, run_grid
-from canonlm.launch.play import PlannedRun, plan, write_plan
+from canonlm.launch.recipes import load_preset
 from canonlm.launch.sweep import sweep
-from canonlm.recipes import load_preset
 from canonlm.runs.identity import group
 from canonlm.train.config import differences
+from canonlm.train.load_config import create_folder
 from canonlm.train.loop import _Run
-from canonlm.train.recipe import create_folder
-from canonlm.world import World
 
 SMALL = ["task.N=8", "data.seq_len=18", "task.min_items=2", "model.hidden_size=16", "train.batch_size=4"]
 

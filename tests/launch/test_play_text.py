@@ -7,8 +7,8 @@ import pytest
 from canonlm.cli import main
 from canonlm.data.prepare import prepare
 from canonlm.launch.birth_years import ask
-from canonlm.launch.play import plan
-from canonlm.recipes import load_preset
+from canonlm.launch.grid import plan
+from canonlm.launch.recipes import load_preset
 from canonlm.train.loop import train
 
 SMALL = [

@@ -12,7 +12,7 @@ from collections import Counter
 import pytest
 
 from canonlm.launch import queue
-from canonlm.launch.play import PlannedRun
+from canonlm.launch.grid import PlannedRun
 from canonlm.runs.leases import Lease, Leases
 from canonlm.train.checkpoint import Checkpoints
 from canonlm.train.loop import train

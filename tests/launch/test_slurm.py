@@ -23,8 +23,8 @@ from canonlm.launch import slurm
 from canonlm.launch.slurm import Job, Workers, parse, split
 from canonlm.runs.rows import TIMINGS
 from canonlm.train.config import resolve
+from canonlm.train.load_config import create_folder
 from canonlm.train.loop import train
-from canonlm.train.recipe import create_folder
 
 # A checkpoint that is saved only on a signal.
 TRAIN = {"device": "cpu", "log_every": 1, "eval_every": 500, "checkpoint_every": 1_000_000}

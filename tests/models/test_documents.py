@@ -17,7 +17,7 @@ from canonlm.models import modeling
 from canonlm.models.decoder import Decoder
 from canonlm.models.mixers import attention
 from canonlm.ops import fla, gated_delta_rule, packed_attention
-from canonlm.ops.packed import documents_of
+from canonlm.ops.varlen import documents_of
 
 IDS = torch.randint(0, 61, (2, 18), generator=torch.Generator().manual_seed(5))
 DOC_IDS = torch.tensor([[0] * 7 + [1] * 11, [4] * 2 + [2] + [4] * 15])

@@ -18,7 +18,7 @@ from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM, __version__
-from canonlm.flat_code import INSTALLED, Module
+from canonlm.core.bundle import INSTALLED, Module
 from canonlm.models.self_contained import flat_modules
 
 IDS = torch.arange(24).reshape(2, 12) * 7 % 60 + 1
@@ -206,7 +206,7 @@ import math
 import sys
 
 from canonlm.canon import CanonLayer as Canon
-from canonlm.errors import expected
+from canonlm.core.errors import expected
 from canonlm.models.cache import Layout
 
 # Above.

@@ -13,8 +13,8 @@ from canonlm.ops import fla
 from canonlm.ops import gated_linear_attention as op_of_gla
 from canonlm.ops import ssd as op_of_ssd
 from canonlm.ops.gated_linear_attention import gated_linear_attention, gated_linear_attention_recurrent
-from canonlm.ops.packed import documents_of
 from canonlm.ops.ssd import ssd
+from canonlm.ops.varlen import documents_of
 
 BATCH, TIME, KEY, VALUE = 3, 12, 4, 5
 ON_A_GPU = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, numel=lambda: 1)

@@ -13,8 +13,8 @@ from canonlm import CanonLMConfig, CanonLMForCausalLM
 from canonlm.canon import gated
 from canonlm.ops.causal_conv import causal_conv
 from canonlm.ops.cpu_gated import STRIP
-from canonlm.ops.cpu_rows import TOKENS
 from canonlm.ops.gated_conv_cpu import convolve_gated, usable_gated
+from canonlm.ops.numba_conv import TOKENS
 
 
 def case(seed, batch, time, channels, kernel, docs=False):

@@ -12,7 +12,7 @@ from transformers_tests.test_configuration_common import ConfigTester
 from transformers_tests.test_modeling_common import ModelTesterMixin
 from transformers_tests.test_training_mixin import TrainingTesterMixin
 
-from canonlm.canon.hosted import canonized_class
+from canonlm.canonize.canonized_model import canonized_class
 from canonlm.models import CanonLMConfig, CanonLMForCausalLM, CanonLMModel
 from canonlm.models.modeling import CanonLMPreTrainedModel
 

@@ -10,15 +10,15 @@ import pytest
 from canonlm.experiments.published import counterpart, grids, table
 from canonlm.experiments.published.names import setting_of, split_arch
 from canonlm.experiments.published.training import as_in_the_paper
+from canonlm.launch.recipes import load_preset
 from canonlm.models.build import complete_name
 from canonlm.models.interface import Sizes
-from canonlm.recipes import load_preset
 from canonlm.runs.identity import flat
 from canonlm.runs.rows import slice_key
 from canonlm.runs.text import shape_of
 from canonlm.train.build import build_model
 from canonlm.train.config import resolve
-from canonlm.train.recipe import merge, override
+from canonlm.train.load_config import merge, override
 
 UNREAD = "how much rotary embedding this column of the figure has could not be read: it is "
 

@@ -16,8 +16,8 @@ from scipy import stats
 from canonlm.report import load_play, numbers_csv, summarise, tables, wilson, write_report
 from canonlm.report.charts import BOUND, final_chart, learning_curves, size_curves
 from canonlm.report.evals import rows as rows_of_suite
+from canonlm.report.format import slice_label
 from canonlm.report.frames import runs_frame
-from canonlm.report.words import slice_label
 from canonlm.runs.rows import Count
 
 SECTIONS = list(EVERY_TASK)

@@ -15,11 +15,11 @@ from canonlm.experiments.published import curves, everything, published
 from canonlm.experiments.published.names import setting_of, split_arch
 from canonlm.experiments.published.training import as_in_the_paper
 from canonlm.experiments.tidy import SCHEMA, choose, frame, has_canon, over_seeds, paired, short_tokens
-from canonlm.models import archs
-from canonlm.recipes import load_preset
+from canonlm.launch.recipes import load_preset
+from canonlm.models import names
 from canonlm.report.frames import runs_curves, runs_frame
-from canonlm.report.gather import gather
 from canonlm.report.results_payload import of_runs, payload
+from canonlm.runs.gather import gather
 from canonlm.runs.identity import flat
 from canonlm.runs.text import tokens_of
 from canonlm.train.config import resolve
@@ -269,7 +269,7 @@ def test_split_arch(name, split):
 
 def test_sites_are_those_of_the_model():
     for name in ("llama+canon", "gla5+canon=AC", "mamba2", "llama+canon+mlp=moe"):
-        assert split_arch(name)[1] == archs.resolve(name, hidden_size=1024, num_heads=16)["canon_set"]
+        assert split_arch(name)[1] == names.resolve(name, hidden_size=1024, num_heads=16)["canon_set"]
 
 
 def test_a_setting_has_a_short_name_only_where_it_matches_fully():

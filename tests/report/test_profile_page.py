@@ -10,7 +10,7 @@ from reading import charts, visible_text
 from canonlm.experiments import grid
 from canonlm.experiments.outcomes import Outcome
 from canonlm.experiments.profile import profile
-from canonlm.experiments.profiled import Speed, profiled
+from canonlm.experiments.profile_results import Speed, profiled
 from canonlm.report.profile import caveats, headlines, verdicts
 from canonlm.report.profile_page import html
 from canonlm.runs.rows import Count, Evaluation

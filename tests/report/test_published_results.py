@@ -13,11 +13,11 @@ from canonlm.experiments.published.benchmarks import DIFFICULTIES
 from canonlm.experiments.published.names import setting_of
 from canonlm.experiments.published.training import as_in_the_paper
 from canonlm.experiments.tidy import MODEL, QUESTION, SCHEMA, paired
-from canonlm.recipes import find, load_preset
+from canonlm.launch.recipes import find, load_preset
 from canonlm.report import published as package
 from canonlm.runs.identity import settings
 from canonlm.train.config import resolve
-from canonlm.train.recipe import load
+from canonlm.train.load_config import load
 
 COLUMN_OF = {(b.task, b.slice, b.metric): name for name, b in BENCHMARKS.items()}
 DELTA_COLUMNS = ("lm_eval_avg13", "LMB", "Hella", "ARC-c", "CSQA", "MMLU", "Wiki_ppl", "LMB_ppl", "JRT_avg12",

@@ -7,9 +7,9 @@ import polars as pl
 import pytest
 from browsing import MARKS, errors, load, requested, until
 
-from canonlm.recipes import load_preset
+from canonlm.launch.recipes import load_preset
 from canonlm.report import published, results_page, results_payload, tidy
-from canonlm.report.gather import gather
+from canonlm.runs.gather import gather
 from canonlm.runs.identity import flat
 from canonlm.train.config import resolve
 

@@ -13,7 +13,7 @@ from folders import evaluation, write_run
 from reading import embedded_json, visible_text
 
 from canonlm.report import published, results_page, results_payload, tidy
-from canonlm.report.gather import gather
+from canonlm.runs.gather import gather
 from canonlm.runs.load import LeftOut
 
 RELEASE = files("canonlm.experiments.published")

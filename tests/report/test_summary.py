@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from canonlm.report import differences, fairness, read_runs, summarise, wilson
+from canonlm.report.format import percent, small_of
 from canonlm.report.sentences import choice
-from canonlm.report.words import percent, small_of
 from canonlm.runs.rows import Count
 from canonlm.runs.spread import spread_of
 from canonlm.runs.summary import (

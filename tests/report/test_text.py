@@ -14,7 +14,7 @@ from test_page import NASTY, Page
 
 from canonlm.report import load_play, load_run, numbers_csv, tables, write_report
 from canonlm.report.frames import runs_curves, runs_frame, settings
-from canonlm.report.gather import gather
+from canonlm.runs.gather import gather
 from canonlm.runs.rows import SetLoss
 from canonlm.runs.text import mixes
 

@@ -6,7 +6,7 @@ import os
 import pytest
 from folders import evaluation, text_evaluation, write_run, write_text_run
 
-from canonlm.report.words import in_words
+from canonlm.report.format import in_words
 from canonlm.runs import follow
 from canonlm.runs.rows import parse
 from canonlm.runs.watch import QUIET_SECONDS, Watch
@@ -57,7 +57,7 @@ def test_a_file_that_has_not_changed_is_not_opened(tmp_path, going, monkeypatch)
     opened = []
     plain = follow.open_regular
     monkeypatch.setattr(follow, "open_regular", lambda path: opened.append(path.name) or plain(path))
-    monkeypatch.setattr("canonlm.untrusted.open_regular", lambda path: opened.append(path.name) or plain(path))
+    monkeypatch.setattr("canonlm.core.untrusted.open_regular", lambda path: opened.append(path.name) or plain(path))
     watch.read(now(going))
     assert opened.count("metrics.jsonl") == 1
     opened.clear()

@@ -8,23 +8,13 @@ from reading import visible_text
 
 from canonlm.report import load_play, read_runs, render, summarise
 from canonlm.report.charts import learning_curves
+from canonlm.report.format import in_words, number, percent, points, quantity, scale_words, signed, slice_label, span
 from canonlm.report.frames import runs_frame
 from canonlm.report.sentences import verdict
 from canonlm.report.theme import DARK, LOOKS, looks
-from canonlm.report.words import (
-    in_words,
-    number,
-    percent,
-    points,
-    quantity,
-    scale_words,
-    signed,
-    slice_label,
-    span,
-)
 from canonlm.runs.identity import short
+from canonlm.runs.task_info import MAX_BYTES, MAX_LETTERS, score_of, words_of
 from canonlm.runs.watch import Watch
-from canonlm.runs.words import MAX_BYTES, MAX_LETTERS, score_of, words_of
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from canonlm.files import Stamp
+from canonlm.core.files import Stamp
 from canonlm.runs import folder
 from canonlm.runs.identity import changes, differences, flat, group, identity, settings, what_differs
 from canonlm.runs.names import run_name, slug

@@ -20,7 +20,7 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 from canonlm.models.build import wrap
 from canonlm.models.published import load_published
 from canonlm.suites.harness.lm import CanonLM
-from canonlm.suites.opening import Subject, open_model
+from canonlm.suites.load_model import Subject, open_model
 
 LONG = " ".join(SENTENCES)
 LETTERS = (" A", " B", " C")

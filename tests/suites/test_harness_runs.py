@@ -25,7 +25,7 @@ from canonlm.cli import app, main
 from canonlm.suites.harness import TASKS, run
 from canonlm.suites.harness.lm import CanonLM
 from canonlm.suites.harness.run import HarnessSettings, run_harness
-from canonlm.suites.opening import Subject, open_model
+from canonlm.suites.load_model import Subject, open_model
 from canonlm.suites.questions import Score
 
 STOCK = Path(lm_eval.tasks.__file__).parent

@@ -18,16 +18,16 @@ from transformers import (
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM
 from canonlm.cli import main
+from canonlm.core.distributed import World
+from canonlm.core.files import Stamp, write_json, write_text
 from canonlm.data.tokenizers import load
-from canonlm.files import Stamp, write_json, write_text
 from canonlm.models.build import wrap
 from canonlm.models.config import OF_EXPERTS
 from canonlm.models.published import save_published
-from canonlm.suites.opening import as_in_training, fingerprint, open_model
+from canonlm.suites.load_model import as_in_training, fingerprint, open_model
 from canonlm.train.build import build_model
 from canonlm.train.checkpoint import Checkpoints, path_of
 from canonlm.train.config import resolve
-from canonlm.world import World
 
 IDS = torch.arange(12)[None]
 SIZES = {"vocab_size": 258, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}

@@ -8,11 +8,11 @@ import yaml
 from canonlm import tasks
 from canonlm.cli import main
 from canonlm.data.windows import WindowStream
-from canonlm.evals.windows import WindowEval
 from canonlm.models.build import wrap
-from canonlm.suites.opening import Subject
+from canonlm.suites.load_model import Subject
 from canonlm.suites.playground import PlaygroundSettings, evaluations
-from canonlm.train.recipe import load
+from canonlm.train.evals.windows import WindowEval
+from canonlm.train.load_config import load
 
 DEPO = {"name": "depo", "N": 6, "K": 2, "M": 3, "name_vocab": 10}
 RUN = {

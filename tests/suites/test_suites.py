@@ -7,8 +7,8 @@ import pytest
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM
 from canonlm.suites import run as suites
+from canonlm.suites.load_model import open_model
 from canonlm.suites.multihop import MultiHop
-from canonlm.suites.opening import open_model
 from canonlm.suites.run import PromptOptions, plan, run
 
 
@@ -120,7 +120,7 @@ def test_an_oracle_is_right(subject, tmp_path, monkeypatch):
             for place, _ in enumerate(prompts):
                 yield place, f" {questions[place].answer}" if place < 6 else " no idea"
 
-    monkeypatch.setattr("canonlm.suites.writing.Writer", Oracle)
+    monkeypatch.setattr("canonlm.suites.generation.Writer", Oracle)
     (entry,) = run("multihop", plan("multihop", ["people=3", "n=8"]), subject, PromptOptions(), tmp_path, Log())
     assert [(s["measure"], s["value"], s["n"]) for s in entry["scores"] if not s["slice"]] == [
         ("exact", 0.75, 8),

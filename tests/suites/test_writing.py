@@ -10,11 +10,11 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM, tasks
 from canonlm.data.tokenizers import load
-from canonlm.suites import writing
-from canonlm.suites.opening import as_in_training
+from canonlm.suites import generation
+from canonlm.suites.generation import Writer, end_tokens
+from canonlm.suites.load_model import as_in_training
 from canonlm.suites.sampling import Sampling
 from canonlm.suites.task_words import TaskWords
-from canonlm.suites.writing import Writer, end_tokens
 
 LETTERS = [*ascii_lowercase, " ", ".", "\n"]
 EOS, BOS = len(LETTERS), len(LETTERS) + 1
@@ -294,7 +294,7 @@ def test_a_space_that_begins_the_text_is_kept(plain):
 
 def limited(monkeypatch, most):
     """Limit memory to `most` tokens; returns the sizes of the batches that were tried."""
-    tried, real = [], writing.generate
+    tried, real = [], generation.generate
 
     def generate(model, prompts, new, *args, **options):
         tried.append(len(prompts))
@@ -302,7 +302,7 @@ def limited(monkeypatch, most):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return real(model, prompts, new, *args, **options)
 
-    monkeypatch.setattr(writing, "generate", generate)
+    monkeypatch.setattr(generation, "generate", generate)
     return tried
 
 
@@ -310,7 +310,7 @@ def limited(monkeypatch, most):
 def test_batches_shrink_until_they_fit(plain, letters, monkeypatch):
     texts = prompts(40, 30)
     expected = dict(Writer(plain, letters, batch_size=1).write(texts, 6))
-    monkeypatch.setattr(writing, "CPU_TOKENS", 1000)
+    monkeypatch.setattr(generation, "CPU_TOKENS", 1000)
     tried = limited(monkeypatch, 150)
     result = list(Writer(plain, letters).write(texts, 6))
     assert len(result) == 40  # each once
@@ -324,7 +324,7 @@ def test_batches_shrink_until_they_fit(plain, letters, monkeypatch):
 
 @pytest.mark.slow
 def test_text_generated_before_running_out_of_memory_is_kept(plain, letters, monkeypatch):
-    monkeypatch.setattr(writing, "CPU_TOKENS", 100)
+    monkeypatch.setattr(generation, "CPU_TOKENS", 100)
     writer, seen = Writer(plain, letters), []
     answers = writer.write(prompts(12, 30), 6)
     seen.append(next(answers))
@@ -350,7 +350,7 @@ def test_other_errors_are_not_treated_as_out_of_memory(plain, letters, monkeypat
     def generate(*_, **__):
         raise RuntimeError("the sizes of tensors must match")
 
-    monkeypatch.setattr(writing, "generate", generate)
+    monkeypatch.setattr(generation, "generate", generate)
     with pytest.raises(RuntimeError, match="must match"):
         list(Writer(plain, letters).write(["a", "b"], 6))
 

@@ -5,7 +5,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM
-from canonlm.models.archs import resolve
+from canonlm.models.names import resolve
 from canonlm.models.published import to_llama
 
 CONTEXT = 48

@@ -6,10 +6,10 @@ from torch.utils.data import DataLoader
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM, tasks
 from canonlm.data.windows import batches
-from canonlm.recipes import load_preset
+from canonlm.launch.recipes import load_preset
 from canonlm.train.config import resolve
-from canonlm.train.reading import stream
-from canonlm.train.recipe import merge
+from canonlm.train.data import stream
+from canonlm.train.load_config import merge
 
 COPYING = tasks.get("copying", N=8, min_items=2)
 

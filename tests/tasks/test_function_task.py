@@ -9,10 +9,10 @@ import pytest
 
 from canonlm import tasks
 from canonlm.cli import main
-from canonlm.recipes import load_preset
+from canonlm.launch.recipes import load_preset
 from canonlm.runs.identity import identity
 from canonlm.train.config import resolve
-from canonlm.train.recipe import merge
+from canonlm.train.load_config import merge
 
 PAGE = (Path(__file__).parents[2] / "docs" / "add-a-task.md").read_text(encoding="utf-8")
 FUNCTION, CLASS = re.findall(r"```py\n(.*?)```", PAGE, re.S)[:2]

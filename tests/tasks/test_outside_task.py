@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from canonlm import evals, outside, tasks
+from canonlm import tasks
 from canonlm.cli import main
+from canonlm.core import user_code
 from canonlm.data.windows import WindowStream
-from canonlm.recipes import load_preset
+from canonlm.launch.recipes import load_preset
+from canonlm.train import evals
 from canonlm.train.config import resolve
-from canonlm.train.recipe import merge
+from canonlm.train.load_config import merge
 
 PAGE = Path(__file__).parents[2] / "docs" / "add-a-task.md"
 (MINE,) = [
@@ -149,11 +151,11 @@ def test_files_with_one_name_do_not_interfere(tmp_path, mine):
     other.parent.mkdir()
     other.write_text(BARE.format(tokens="'abc'", query="1, 2"))
     assert tasks.get("other/mine.py:Bare").windows("train", 0, 0, 1, seq_len=6).input_ids.tolist() == [[0, 1, 2] * 2]
-    first = outside.load("mine.py:Parity")
+    first = user_code.load("mine.py:Parity")
     assert (first.file, first.name, len(first.sha256)) == (mine, "Parity", 64)
-    assert outside.load("mine.py:Parity").object is first.object
+    assert user_code.load("mine.py:Parity").object is first.object
     mine.write_text(MINE.replace("Field(16", "Field(17"))
-    changed = outside.load("mine.py:Parity")
+    changed = user_code.load("mine.py:Parity")
     assert changed.sha256 != first.sha256
     assert (tasks.get("mine.py:Parity").spec.bits, first.object.Spec().bits) == (17, 16)
 
@@ -199,24 +201,27 @@ def test_its_samples_are_shown_and_written(capsys, tmp_path):
 
 def test_a_run_carries_its_file(tmp_path, mine, monkeypatch):
     """Nothing runs without trust. With it, your file runs if it is unchanged, else the run's copy."""
-    run, sha256 = tmp_path / "run", outside.load("mine.py:Parity").sha256
+    run, sha256 = tmp_path / "run", user_code.load("mine.py:Parity").sha256
     (run / "code").mkdir(parents=True)
     (run / "code" / "mine.py").write_bytes(mine.read_bytes())
     (run / "code.json").write_text(json.dumps({"outside": {"mine.py:Parity": sha256}}))
     refused = "expected --trust-remote-code, as it is a program"
-    with outside.of_run(run), pytest.raises(ValueError, match=rf"^mine\.py:Parity: {refused}"):
-        outside.load("mine.py:Parity")
-    with outside.of_run(run, trust=True):
-        assert outside.load("mine.py:Parity").file == mine
-    with outside.of_run(run, trust={"mine.py:Parity"}):
-        assert outside.load("mine.py:Parity").file == mine
+    with user_code.of_run(run), pytest.raises(ValueError, match=rf"^mine\.py:Parity: {refused}"):
+        user_code.load("mine.py:Parity")
+    with user_code.of_run(run, trust=True):
+        assert user_code.load("mine.py:Parity").file == mine
+    with user_code.of_run(run, trust={"mine.py:Parity"}):
+        assert user_code.load("mine.py:Parity").file == mine
         with pytest.raises(ValueError, match=f"^os:system: {refused}"):
-            outside.load("os:system")
+            user_code.load("os:system")
     mine.write_text("raise SystemExit('another file')")
-    with outside.of_run(run, {"mine.py:Parity"}), pytest.raises(ValueError, match=f"expected the file .* {sha256}"):
-        outside.load("mine.py:Parity")
-    with outside.of_run(run, trust=True), outside.of_run(run):  # what is opened in a trusted run is trusted
-        assert outside.load("mine.py:Parity").file == run / "code" / "mine.py"
+    with user_code.of_run(run, {"mine.py:Parity"}), pytest.raises(ValueError, match=f"expected the file .* {sha256}"):
+        user_code.load("mine.py:Parity")
+    with user_code.of_run(run, trust=True), user_code.of_run(run):  # what is opened in a trusted run is trusted
+        assert user_code.load("mine.py:Parity").file == run / "code" / "mine.py"
     (run / "code" / "mine.py").write_text("raise SystemExit('damaged')")
-    with outside.of_run(run, trust=True), pytest.raises(ValueError, match=rf"^mine.py: expected the file .* {sha256}$"):
-        outside.load("mine.py:Parity")
+    with (
+        user_code.of_run(run, trust=True),
+        pytest.raises(ValueError, match=rf"^mine.py: expected the file .* {sha256}$"),
+    ):
+        user_code.load("mine.py:Parity")

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM
+from canonlm.core.distributed import World
 from canonlm.models.build import build
 from canonlm.models.decoder import Decoder
 from canonlm.models.interface import Sizes
@@ -28,7 +29,6 @@ from canonlm.train.config import resolve
 from canonlm.train.mesh import world_of
 from canonlm.train.optim import build_optimizer
 from canonlm.train.sharding import last_micro_batch, parallelize
-from canonlm.world import World
 
 SIZES = {"vocab_size": 62, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 MAMBA = {"mixers": ["mamba2"], "mamba_state_size": 8, "mamba_n_groups": 2, "initializer": "normal"}

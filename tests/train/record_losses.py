@@ -12,11 +12,11 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from canonlm.recipes import find, load_preset
+from canonlm.launch.recipes import find, load_preset
 from canonlm.train.config import resolve
+from canonlm.train.load_config import load, merge
 from canonlm.train.loop import train
 from canonlm.train.machine import cpu_name
-from canonlm.train.recipe import load, merge
 
 FILE = Path(__file__).with_name("recorded_losses.json")
 SHORT = {

@@ -21,12 +21,12 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM
-from canonlm.files import Stamp, remove_leftovers, write_text
+from canonlm.core.distributed import World
+from canonlm.core.files import Stamp, remove_leftovers, write_text
 from canonlm.train import checkpoint
 from canonlm.train.checkpoint import Checkpoints, load_model, steps
 from canonlm.train.config import resolve
-from canonlm.train.recipe import load
-from canonlm.world import World
+from canonlm.train.load_config import load
 
 SIZES = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 FORMS = {

@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM
-from canonlm.models import archs, mixers
+from canonlm.models import mixers, names
 from canonlm.models.block import DecoderLayer
 from canonlm.models.cache import Layout
 from canonlm.models.decoder import Decoder
@@ -22,12 +22,12 @@ from canonlm.train import flops, memory
 from canonlm.train.config import resolve
 from canonlm.train.recompute import recomputed
 
-NAMES = [*archs.bases(), "llama+canon+qknorm", "gla5+canon", "gdn2.llama+canon"]
+NAMES = [*names.bases(), "llama+canon+qknorm", "gla5+canon", "gdn2.llama+canon"]
 
 
 def config_of(name, **sizes):
     sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 97, **sizes}
-    named = archs.resolve(name, hidden_size=sizes["hidden_size"], num_heads=4)
+    named = names.resolve(name, hidden_size=sizes["hidden_size"], num_heads=4)
     return CanonLMConfig(**sizes, **named)
 
 

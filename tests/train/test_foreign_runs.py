@@ -13,12 +13,12 @@ from torch.testing import assert_close
 from transformers import AutoModelForCausalLM
 
 from canonlm.cli import main
-from canonlm.launch.play import plan
-from canonlm.recipes import load_preset
+from canonlm.launch.grid import plan
+from canonlm.launch.recipes import load_preset
 from canonlm.train.build import build_model, with_complete_name
 from canonlm.train.checkpoint import load_model
+from canonlm.train.load_config import load
 from canonlm.train.loop import train
-from canonlm.train.recipe import load
 
 SHORT = {"steps": 12, "checkpoint_every": 4, "eval_every": 6, "optim": {"warmup_steps": 2}}
 

@@ -5,10 +5,10 @@ import torch
 from host_waits import Calls, Waits
 
 from canonlm.data.windows import Batch
-from canonlm.ops.packed import documents_of
+from canonlm.ops.varlen import documents_of
 from canonlm.train import loop
 from canonlm.train.loop import train
-from canonlm.train.portion import prepare
+from canonlm.train.micro_batches import prepare
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ import pytest
 import torch
 from parallel_checks import ALONE, FAMILIES, Trained, run_config
 
+from canonlm.core.distributed import World
 from canonlm.train import loop
 from canonlm.train.loop import train
 from canonlm.train.mesh import mesh_of_one
-from canonlm.world import World
 
 CPU = torch.device("cpu")
 

@@ -5,9 +5,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from canonlm.errors import InvalidSetting
+from canonlm.core.errors import InvalidSetting
 from canonlm.train.build import check
-from canonlm.train.recipe import load, merge, override, read_yaml
+from canonlm.train.load_config import load, merge, override, read_yaml
 
 GROUND = """\
 arch: llama

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from canonlm.cli import main
-from canonlm.evals.windows import WindowEval
 from canonlm.train.checkpoint import Checkpoints
+from canonlm.train.evals.windows import WindowEval
 from canonlm.train.loop import train
 from canonlm.train.signals import Interrupted
 

@@ -4,10 +4,10 @@ import pytest
 import yaml
 
 from canonlm import tasks
-from canonlm.errors import InvalidSetting
+from canonlm.core.errors import InvalidSetting
 from canonlm.train.build import check
 from canonlm.train.config import changes, differences, resolve
-from canonlm.train.recipe import load, merge, override
+from canonlm.train.load_config import load, merge, override
 
 NAMES = f"{', '.join(tasks.names())}, or FILE.py:NAME"
 FILE = """\

@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from canonlm import tasks
-from canonlm.recipes import load_preset
+from canonlm.core.distributed import World
+from canonlm.launch.recipes import load_preset
 from canonlm.runs.identity import group, identity
-from canonlm.train import reading
+from canonlm.train import data
 from canonlm.train.build import build_model
 from canonlm.train.config import resolve
-from canonlm.train.recipe import merge
-from canonlm.world import World
+from canonlm.train.load_config import merge
 
 
 def run_of(task="depo", **changes):
@@ -24,11 +24,11 @@ def weights(run):
 
 
 def windows(run):
-    return reading.stream(run).rows(0, 4).input_ids
+    return data.stream(run).rows(0, 4).input_ids
 
 
 def samples(run):
-    stream = reading.evaluation(run, World(torch.device("cpu"))).stream
+    stream = data.evaluation(run, World(torch.device("cpu"))).stream
     return [stream.task.sample(stream.split, stream.seed, i).tokens.tolist() for i in range(20)]
 
 
@@ -88,7 +88,7 @@ def test_validation_samples_follow_the_test_distribution(task):
 
 def test_capo_is_asked_about_the_people_it_trained_on():
     run = run_of("capo", data={"seed": 5}, train={"seed": 1, "steps": 10})
-    assert reading.evaluation(run, World(torch.device("cpu"))).stream.seed == 5
+    assert data.evaluation(run, World(torch.device("cpu"))).stream.seed == 5
     with pytest.raises(ValueError, match=r"train.eval_seed: expected no value, as capo tests what it trained on"):
         run_of("capo", train={"eval_seed": 3})
 

@@ -14,12 +14,12 @@ from torch.nn.functional import cross_entropy
 from canonlm.cli import main
 from canonlm.data.prepare import prepare
 from canonlm.data.shards import Dataset
-from canonlm.train import loop, reading
+from canonlm.train import data, loop
 from canonlm.train.build import build_model
 from canonlm.train.checkpoint import load_model
 from canonlm.train.config import resolve
+from canonlm.train.load_config import merge
 from canonlm.train.loop import train
-from canonlm.train.recipe import merge
 
 SEQ_LEN, BATCH = 16, 4
 
@@ -61,7 +61,7 @@ def rows(folder, kind="train"):
 def windows_of(text, run, first, last):
     """The tokens of windows, read from the files without our code."""
     for window in range(first, last + 1):
-        source, _, position = reading.stream(run).describe(window)
+        source, _, position = data.stream(run).describe(window)
         index = json.loads((text / source / "index.json").read_text())
         parts = [np.fromfile(text / source / s["name"], index["dtype"]) for s in index["splits"]["train"]]
         tokens = np.concatenate(parts).astype(np.int64)
@@ -69,7 +69,7 @@ def windows_of(text, run, first, last):
 
 
 def test_the_first_loss_is_that_of_the_windows_it_names(text, settings, tmp_path):
-    run = reading.complete(settings())
+    run = data.complete(settings())
     train(run, tmp_path)
     row = rows(tmp_path)[0]
     assert row["windows"] == [0, BATCH - 1]
@@ -84,7 +84,7 @@ def test_the_first_loss_is_that_of_the_windows_it_names(text, settings, tmp_path
 
 
 def test_the_mix_is_as_weighted(text, settings):
-    names = [source for source, _ in windows_of(text, reading.complete(settings()), 0, 399)]
+    names = [source for source, _ in windows_of(text, data.complete(settings()), 0, 399)]
     assert abs(names.count("letters") - 300) <= 1
 
 
@@ -114,8 +114,8 @@ def test_isolated_documents_see_nothing_of_each_other(text, settings, tmp_path):
     train(run, tmp_path / "isolated")
     train(settings(train={"steps": 2}), tmp_path / "crossing")
     alone, together = (rows(tmp_path / name)[0]["loss"] for name in ("isolated", "crossing"))
-    model, losses = build_model(reading.complete(run)).module.train(), []
-    for _, tokens in windows_of(text, reading.complete(run), 0, BATCH - 1):
+    model, losses = build_model(data.complete(run)).module.train(), []
+    for _, tokens in windows_of(text, data.complete(run), 0, BATCH - 1):
         starts = [0, *(i for i in range(1, SEQ_LEN) if tokens[i] == 256), SEQ_LEN]  # <bos>
         for start, stop in pairwise(starts):
             inputs, targets = tokens[start:stop], tokens[start + 1 : stop + 1]
@@ -156,12 +156,12 @@ def test_moved_text_is_recognised_by_its_sha256(text, tiny, settings, tmp_path, 
         return settings(text={"sources": sources, "validation": {"held out": str(folder / "digits")}})
 
     run = tmp_path / "run"
-    train(reading(text), tmp_path / "undisturbed")
+    train(data(text), tmp_path / "undisturbed")
     shutil.copytree(text, tmp_path / "here")
-    train(reading(tmp_path / "here"), run)
+    train(data(tmp_path / "here"), run)
     tiny.back_to(run, 15)
     (tmp_path / "here").rename(tmp_path / "there")
-    train(reading(tmp_path / "there"), run)
+    train(data(tmp_path / "there"), run)
     tiny.same(run, tmp_path / "undisturbed")
     assert str(tmp_path / "there") in (run / "config.yaml").read_text()
     for noted in json.loads((run / "data.json").read_text()).values():
@@ -171,7 +171,7 @@ def test_moved_text_is_recognised_by_its_sha256(text, tiny, settings, tmp_path, 
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     (tmp_path / "there" / "digits").rename(tmp_path / "there" / "numbers")
     shutil.copytree(tmp_path / "there" / "letters", tmp_path / "there" / "digits")
-    (tmp_path / "run.yaml").write_text(reading(tmp_path / "there").to_yaml())
+    (tmp_path / "run.yaml").write_text(data(tmp_path / "there").to_yaml())
     for command in (["train"], ["launch", "--local", "2"], ["launch", "--slurm", "tasks=2", "time=5"]):
         assert main([command[0], str(tmp_path / "run.yaml"), *command[1:], "--out", str(run)]) == 2
         error = capsys.readouterr().err
@@ -255,22 +255,22 @@ def test_another_tokenizer_is_refused(text, settings, tmp_path):
     (tmp_path / "no-eos" / "index.json").write_text(json.dumps(index))
     run = settings(text={"validation": {"other": str(tmp_path / "no-eos")}})
     with pytest.raises(ValueError, match=r"text\.validation\.other: expected text made by the same tokenizer as text"):
-        reading.complete(run)
+        data.complete(run)
 
 
 def test_the_standard_library_is_prepared_as_text(tmp_path, monkeypatch, settings):
     prepared: list[int] = []
-    reading._stdlib.cache_clear()
+    data._stdlib.cache_clear()
     monkeypatch.setattr("canonlm.data.prepare.prepare_stdlib", lambda: prepared.append(0) or (tmp_path, ""))
     with pytest.raises(ValueError, match=r"text\.sources\.letters\.path"):
-        reading.complete(settings(text={"sources": {"letters": {"path": "python-stdlib"}}}))
-    reading._stdlib.cache_clear()
+        data.complete(settings(text={"sources": {"letters": {"path": "python-stdlib"}}}))
+    data._stdlib.cache_clear()
     assert prepared == [0]
 
 
 def test_epochs_never_end(text, settings):
     windows = (Dataset(text / "digits").num_tokens("train") - 1) // SEQ_LEN
-    stream = reading.stream(reading.complete(settings()))
+    stream = data.stream(data.complete(settings()))
     epochs = {stream.describe(w).epoch for w in range(16 * windows) if stream.describe(w).source == "digits"}
     assert epochs >= {0, 1, 2, 3}
 

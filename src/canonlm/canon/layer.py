@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from canonlm.errors import expected
+from canonlm.core.errors import expected
 from canonlm.ops.causal_conv import causal_conv, conv_state
-from canonlm.ops.kernels.door import canon, canon_with_state, last_real, reach_of, runs_on
-from canonlm.ops.kernels.judged import usable
-from canonlm.ops.packed import has_gaps, real_first
+from canonlm.ops.kernels.api import canon, canon_with_state, last_real, reach_of, runs_on
+from canonlm.ops.kernels.dispatch import usable
+from canonlm.ops.varlen import has_gaps, real_first
 
 
 class CanonLayer(nn.Module):

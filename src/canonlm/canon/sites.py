@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from canonlm.errors import InvalidSetting, expected, unknown
+from canonlm.core.errors import InvalidSetting, expected, unknown
 
 LETTERS = "EAbQKVOCDM"
 PLACES = "EAbBOCDM"

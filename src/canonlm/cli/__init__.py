@@ -35,7 +35,7 @@ from canonlm.cli import (
     train,
     work,
 )
-from canonlm.cli.doing import PlainWarnings, drop
+from canonlm.cli.status import PlainWarnings, drop
 
 app = typer.Typer(
     name="canonlm",
@@ -143,7 +143,7 @@ def _usage(error: Any) -> str:
             context, words = context.parent, [context.info_name, *words]
         return f"{name} is missing: `canonlm {' '.join(words)}` explains it"
     if kind == "BadParameter" and name and error.message.startswith(SHOULD_BE):
-        from canonlm.errors import expected
+        from canonlm.core.errors import expected
 
         what = error.message.removeprefix(SHOULD_BE).partition(", unable to")[0].replace(" valid ", " ")
         what = what.replace("a integer", "an integer").replace("greater than or equal to", "a number >=")
@@ -154,8 +154,8 @@ def _usage(error: Any) -> str:
 
 
 def _say(message: str, code: int) -> int:
-    from canonlm.errors import brief  # imports pydantic, which `--help` does not need
-    from canonlm.ranks import prints
+    from canonlm.core.errors import brief  # imports pydantic, which `--help` does not need
+    from canonlm.core.ranks import prints
 
     if prints():
         print(f"canonlm: {brief(' '.join(message.splitlines()), MAX_MESSAGE)}", file=sys.stderr)

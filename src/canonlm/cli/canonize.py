@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from canonlm.cli.doing import doing, load_torch, say
 from canonlm.cli.options import DTYPE, TRUST, opened, writing_model
-from canonlm.user_folders import expanded
+from canonlm.cli.status import doing, load_torch, say
+from canonlm.core.user_folders import expanded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from canonlm.canon.placing import Place
+    from canonlm.canonize.placement import Place
 
 MODEL = typer.Argument(
     help="A folder of transformers, or a name on the Hugging Face Hub; with --dry-run also an architecture, such as "
@@ -45,9 +45,9 @@ def canonize(
     Once canonlm is imported, OUT loads with AutoModelForCausalLM, and trains and generates as the model did before.
     """
     load_torch()
-    from canonlm.canon.canonize import canonize as put_into
-    from canonlm.canon.canonize import describe
-    from canonlm.errors import brief, expected
+    from canonlm.canonize import canonize as put_into
+    from canonlm.canonize import describe
+    from canonlm.core.errors import brief, expected
     from canonlm.models.interface import SMALL
 
     path = expanded(model)
@@ -74,7 +74,7 @@ def canonize(
 
     import torch
 
-    from canonlm.files import write_folder, write_manifest
+    from canonlm.core.files import write_folder, write_manifest
 
     subject = opened(model, dtype=dtype, device="cpu", trust_remote_code=trust_remote_code)
     torch.manual_seed(seed)
@@ -115,14 +115,14 @@ def _on_meta(model: str, trust_remote_code: bool) -> "PreTrainedModel":
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from canonlm.errors import InvalidSetting, brief
-    from canonlm.limits import few_modules
-    from canonlm.saved import check_kernels, read_settings
-    from canonlm.suites.opening import hub_is_known
+    from canonlm.core.errors import InvalidSetting, brief
+    from canonlm.core.limits import few_modules
+    from canonlm.core.saved import check_kernels, read_settings
+    from canonlm.suites.load_model import hub_is_known
 
     if model.startswith("hf:"):
+        from canonlm.models.hf_small_configs import causal_config
         from canonlm.models.interface import SMALL
-        from canonlm.models.sizes import causal_config
 
         model_class, config = causal_config(model, SMALL)
         with torch.device("meta"):

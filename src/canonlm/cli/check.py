@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from canonlm.cli.doing import doing, load_torch
 from canonlm.cli.options import DEVICE, DTYPE, JSON, STEP, TRUST, VARIANT, check_place, opened, write_to
-from canonlm.user_folders import expanded
+from canonlm.cli.status import doing, load_torch
+from canonlm.core.user_folders import expanded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -52,10 +52,10 @@ def check(
     from rich.table import Table
     from rich.text import Text
 
-    from canonlm.check import CASES as known
-    from canonlm.check import complaints, decoding
-    from canonlm.errors import brief, unknown
-    from canonlm.suites.opening import quiet
+    from canonlm.canonize.check import CASES as known
+    from canonlm.canonize.check import complaints, decoding
+    from canonlm.core.errors import brief, unknown
+    from canonlm.suites.load_model import quiet
 
     check_place(json, "--json")
     chosen = None if cases is None else [name.strip() for name in cases.split(",")]
@@ -92,7 +92,7 @@ def _is_architecture(name: str) -> bool:
     """Whether `name` is an architecture, not a folder or a name on the Hub. Hub names have none of these signs."""
     if expanded(name).is_dir():
         return False
-    from canonlm.models.archs import bases
+    from canonlm.models.names import bases
 
     signs = name.partition(":")[0] in ("hf", "fla") or ".py" in name or "+" in name or "{" in name
     return signs or name.partition(".")[0].removesuffix("-conv") in bases()
@@ -103,7 +103,7 @@ def _random(arch: str, seed: int, dtype: str | None, device: str) -> "PreTrained
 
     from canonlm.models.build import build
     from canonlm.models.interface import SMALL
-    from canonlm.suites.opening import dtype_and_device
+    from canonlm.suites.load_model import dtype_and_device
 
     disable_progress_bar()
     precision, place = dtype_and_device(dtype, device)

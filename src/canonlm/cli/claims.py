@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from canonlm.cli import completion
-from canonlm.cli.doing import doing, load_torch, say
+from canonlm.cli.status import doing, load_torch, say
 
 if TYPE_CHECKING:
     from canonlm.experiments.claims import Claim
@@ -30,7 +30,7 @@ def claims(
 
     `canonlm replicate` trains the missing runs.
     """
-    from canonlm.errors import expected, unknown, writing
+    from canonlm.core.errors import expected, unknown, writing
 
     if out is not None and out.suffix not in (".html", ".md"):
         raise expected("--out", "a file that ends in .html or .md", str(out))
@@ -51,7 +51,7 @@ def claims(
             raise unknown("claim", claim, by_id)
         entries = [by_id[claim.upper()]]
     if out is not None:
-        from canonlm.files import write_text
+        from canonlm.core.files import write_text
         from canonlm.report import claims_page
 
         with writing("--out", out):

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from canonlm.cli.doing import doing, load_torch, say
 from canonlm.cli.options import writing_model
+from canonlm.cli.status import doing, load_torch, say
 
 SOURCE = typer.Argument(
     help="A folder, or a repository on the Hugging Face Hub, with a published checkpoint or one of ours.",
@@ -40,7 +40,7 @@ def convert(
 
     OUT is complete or absent.
     """
-    from canonlm.errors import expected, unknown
+    from canonlm.core.errors import expected, unknown
 
     if out.exists():
         raise expected("OUT", "a folder that does not exist yet", str(out))
@@ -51,8 +51,8 @@ def convert(
     import torch
     from transformers.utils.logging import disable_progress_bar
 
-    from canonlm.files import write_folder, write_manifest
-    from canonlm.models.archs import name_of
+    from canonlm.core.files import write_folder, write_manifest
+    from canonlm.models.names import name_of
     from canonlm.models.published import TARGETS, load_published, save_published
 
     if to not in TARGETS:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from canonlm.launch.play import PlannedRun
+    from canonlm.launch.grid import PlannedRun
 
 
 def show_cost(runs: "Sequence[PlannedRun]", gpu: str | None, mfu: float) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from canonlm.cli import completion, multihop, prepare
-from canonlm.cli.doing import doing, say
+from canonlm.cli.status import doing, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,7 +97,7 @@ def dump(
     The file has index, tokens, labels and answers (start and stop of each answer; the tokens before are its prompt).
     It is complete or absent. If a dump was stopped, the same command continues it.
     """
-    from canonlm.cli.count import Count
+    from canonlm.cli.progress_bars import Count
 
     chosen = _task(task, difficulty, settings)
     if out is None and verify is None:
@@ -128,10 +128,10 @@ def dump(
 
 
 def _task(name: str, difficulty: str | None, settings: list[str] | None) -> "Task":
-    from canonlm.errors import unknown
-    from canonlm.recipes import load_preset
+    from canonlm.core.errors import unknown
+    from canonlm.launch.recipes import load_preset
     from canonlm.train.config import build_task, task_keys
-    from canonlm.train.recipe import override
+    from canonlm.train.load_config import override
 
     keys = task_keys({"name": name})
     given: dict = {"task": {}}
@@ -171,9 +171,9 @@ def _explained(task: "Task", sample: "Sample") -> "Iterator[Text]":
 
 
 def _label(task: "Task", where: "Slice") -> str:
-    from canonlm.report.words import slice_label
+    from canonlm.report.format import slice_label
     from canonlm.runs.rows import slice_key
-    from canonlm.runs.words import named
+    from canonlm.runs.task_info import named
 
     return ", ".join(slice_label(named(task), slice_key({key: value})) for key, value in where.items())
 
@@ -191,7 +191,7 @@ def _print_grades(task: "Task", result: "Graded", n: int, split: str, seed: int)
     from rich.table import Table
 
     from canonlm.data.answers import numbers
-    from canonlm.report.words import percent
+    from canonlm.report.format import percent
 
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"{result.samples:,} of {n:,} samples of {task!r} answered ({split} split, seed {seed})")

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from canonlm.cli.doing import doing
 from canonlm.cli.options import JSON, check_place, write_to
+from canonlm.cli.status import doing
 
 AGAIN = typer.Option("--again", help="Test every kernel again, even if its outcome is recorded for these versions.")
 
@@ -22,12 +22,12 @@ def doctor(again: Annotated[bool, AGAIN] = False, json: Annotated[str | None, JS
     with doing("loading torch"):
         import torch
 
-    from canonlm.ops import trials
-    from canonlm.ops.inventory import forms
+    from canonlm.ops import selftest
+    from canonlm.ops.registry import forms
     from canonlm.train.machine import environment
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    machine = {**environment(device), **trials.versions()}
+    machine = {**environment(device), **selftest.versions()}
     rows: list[dict[str, Any]] = []
     for form in forms(device):
         for dtype in form.dtypes:
@@ -37,12 +37,12 @@ def doctor(again: Annotated[bool, AGAIN] = False, json: Annotated[str | None, JS
                 rows.append({**row, "state": "missing", "detail": form.missing})
                 continue
             try:
-                errors = trials.known(form.kernel, device, dtype, again=again)
+                errors = selftest.known(form.kernel, device, dtype, again=again)
             except OSError as error:  # a compiler's cache that cannot be written, say
                 rows.append({**row, "state": "not tried", "detail": str(error)})
                 continue
             is_right = max(errors.values, errors.gradients) <= 1
-            limit = trials.LIMITS[dtype]
+            limit = selftest.LIMITS[dtype]
             rows.append(
                 {
                     **row,

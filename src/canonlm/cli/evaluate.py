@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from canonlm.cli.doing import keep_going, load_torch, say
 from canonlm.cli.options import DEVICE, DTYPE, MODEL, STEP, TOKENIZER, TRUST, TRUST_TASKS, VARIANT, opened
+from canonlm.cli.status import keep_going, load_torch, say
 
 if TYPE_CHECKING:
     from canonlm.suites.run import ProgressReporter
@@ -115,7 +115,7 @@ def _warn(entries: Sequence[Mapping[str, Any]]) -> int:
 
 def _folder(model: str, about: Mapping[str, Any]) -> Path:
     """The default of --out: in a run's folder, by step; else by the model's name."""
-    from canonlm.untrusted import path_inside
+    from canonlm.core.untrusted import path_inside
 
     if about.get("step") is not None:
         return path_inside(Path(model), f"evals/step-{about['step']:08d}")
@@ -145,7 +145,7 @@ class _Bar:
         self.bar.update(self.current, completed=answered)
 
     def end(self, entry: Mapping[str, Any], again: bool) -> None:
-        from canonlm.errors import plain
+        from canonlm.core.errors import plain
 
         if self.current is not None:
             self.bar.remove_task(self.current)
@@ -158,8 +158,8 @@ class _Bar:
 def _line(entry: Mapping[str, Any]) -> str:
     """`1hop-2k  exact 93.0% ± 1.1  year 94.2% ± 1.0  (n = 500)`"""
     from canonlm.report.evals import value
+    from canonlm.runs.evaluated import checked_entry
     from canonlm.runs.rows import one_line
-    from canonlm.suites.evaluated import checked_entry
     from canonlm.suites.questions import NOT_FINITE
 
     scores = [

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from canonlm.cli.doing import doing, load_torch, say
 from canonlm.cli.options import TRUST, writing_model
+from canonlm.cli.status import doing, load_torch, say
 
 RUN = typer.Argument(help="The folder of a run.", show_default=False, metavar="RUN")
 OUT = typer.Argument(help="The folder to write.", show_default=False, metavar="OUT")
@@ -35,7 +35,7 @@ def export(
 
     OUT is complete or absent.
     """
-    from canonlm.errors import expected, unknown
+    from canonlm.core.errors import expected, unknown
 
     if out.exists():
         raise expected("OUT", "a folder that does not exist yet", str(out))
@@ -47,9 +47,9 @@ def export(
         import torch
         from transformers.utils.logging import disable_progress_bar
 
-        from canonlm.canon.hosted import CanonizedModel
-        from canonlm.files import write_folder, write_manifest
-        from canonlm.suites.opening import as_in_training, open_tokenizer, tokenizer_of_run
+        from canonlm.canonize.canonized_model import CanonizedModel
+        from canonlm.core.files import write_folder, write_manifest
+        from canonlm.suites.load_model import as_in_training, open_tokenizer, tokenizer_of_run
         from canonlm.train.checkpoint import load_model
 
         disable_progress_bar()

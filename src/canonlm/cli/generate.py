@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from canonlm.cli.doing import load_torch
 from canonlm.cli.options import DEVICE, DTYPE, MODEL, STEP, TOKENIZER, TRUST, VARIANT, opened
-from canonlm.user_folders import expanded
+from canonlm.cli.status import load_torch
+from canonlm.core.user_folders import expanded
 
 if TYPE_CHECKING:
-    from canonlm.suites.opening import Subject
+    from canonlm.suites.generation import Writer
+    from canonlm.suites.load_model import Subject
     from canonlm.suites.task_words import TaskWords
-    from canonlm.suites.writing import Writer
 
 PROMPT = typer.Argument(
     help="The text to continue. For a run of `canonlm play`: the task's own words, as `canonlm data show` prints "
@@ -75,7 +75,7 @@ def generate(
     temperature it always writes the likeliest token. `--prompts FILE --out ANSWERS.jsonl` answers every line of a
     file, in batches.
     """
-    from canonlm.errors import expected
+    from canonlm.core.errors import expected
 
     if prompt is None and prompts is None:
         raise ValueError("PROMPT is missing: a text (or --prompts with a file of them)")
@@ -95,8 +95,8 @@ def generate(
 
     load_torch()
     from canonlm.models.build import wrap
+    from canonlm.suites.generation import Writer
     from canonlm.suites.sampling import Sampling
-    from canonlm.suites.writing import Writer
 
     sampling = Sampling(temperature, top_k, top_p, seed) if temperature > 0 else None
     subject = opened(
@@ -130,9 +130,9 @@ def _shown(text: str) -> str:
 def _answer(writer: "Writer", rows: list[dict[str, Any]], max_tokens: int, stop: list[str], out: Path) -> None:
     """Answer all prompts, in order, into a file that is complete or absent. FloatingPointError: the model's logits are
     not finite for any of them."""
-    from canonlm.cli.count import Count
-    from canonlm.errors import writing
-    from canonlm.files import make_folder, write_text
+    from canonlm.cli.progress_bars import Count
+    from canonlm.core.errors import writing
+    from canonlm.core.files import make_folder, write_text
 
     with writing("--out", out, "file"):
         make_folder(out.parent)
@@ -154,9 +154,9 @@ def _answer(writer: "Writer", rows: list[dict[str, Any]], max_tokens: int, stop:
 
 def _read(file: Path) -> list[dict[str, Any]]:
     """Read the prompts of a file, one row per prompt; other keys of a JSON row are copied to the answer's row."""
-    from canonlm.errors import expected
+    from canonlm.core.errors import expected
+    from canonlm.core.untrusted import parse_json
     from canonlm.suites.reading import text_of
-    from canonlm.untrusted import parse_json
 
     lines = text_of(file, "--prompts", "a text file that can be read").split("\n")
     rows: list[dict[str, Any]] = []
@@ -180,7 +180,7 @@ def _read(file: Path) -> list[dict[str, Any]]:
 def _words_of_task(model: str, subject: "Subject") -> "TaskWords | None":
     """The words of the task that a run of `canonlm play` reads and writes, in place of a tokenizer."""
     from canonlm.suites.task_words import TaskWords
-    from canonlm.train.recipe import load
+    from canonlm.train.load_config import load
 
     if subject.about["kind"] != "run":
         return None

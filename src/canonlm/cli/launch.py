@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from canonlm.cli.doing import doing, keep_going, load_torch, say
 from canonlm.cli.options import RECIPE, RUN, TRUST_RECIPE
+from canonlm.cli.status import doing, keep_going, load_torch, say
 
 SETTINGS = typer.Argument(
     help="Settings to change, such as train.steps=100; with --slurm also the job's, such as nodes=2 gpus=8.",
@@ -34,8 +34,8 @@ def launch(
 
     Stop it at any time (Ctrl-C, or `scancel`): it saves first, and the same command continues where it stopped.
     """
-    from canonlm.errors import expected
-    from canonlm.recipes import find
+    from canonlm.core.errors import expected
+    from canonlm.launch.recipes import find
 
     if local is None and not slurm:
         raise ValueError("canonlm launch needs --local N or --slurm")
@@ -54,28 +54,28 @@ def launch(
 
 
 def _local(path: Path, folder: Path, overrides: list[str], count: int, trust: bool) -> int:
-    from canonlm.errors import expected
-    from canonlm.train.recipe import check_folder, check_trust, load
+    from canonlm.core.errors import expected
+    from canonlm.train.load_config import check_folder, check_trust, load
 
     check_trust(path, overrides, trust)
     load(path, overrides, trust=trust)  # a mistake in the file is reported before torch is loaded
     load_torch()
     from canonlm.launch import processes
     from canonlm.launch.local import gpus
-    from canonlm.train import reading
+    from canonlm.train import data
     from canonlm.train.build import check, pick_device
     from canonlm.train.mesh import check_layout
 
     def check_all(run):
-        check(reading.complete(run))
+        check(data.complete(run))
         check_layout(run, count)
 
     with doing("reading the text and building the model"):
         run = load(path, overrides, check_all, trust=trust)
     if pick_device(run.train.device) == "cuda" and count > len(gpus()):
         raise expected("--local", f"at most {len(gpus())}, the GPUs of this machine", count)
-    check_folder(folder, reading.complete(run))
-    reading.check_unchanged(run, folder)
+    check_folder(folder, data.complete(run))
+    data.check_unchanged(run, folder)
     command = [sys.executable, "-m", "canonlm", "train", str(path), *overrides, "--out", str(folder)]
     command += ["--trust"] * trust
     outcome = processes.run(command, count, folder / "logs")
@@ -86,29 +86,29 @@ def _local(path: Path, folder: Path, overrides: list[str], count: int, trust: bo
 
 def _slurm(path: Path, folder: Path, pairs: list[str], dry_run: bool, trust: bool) -> int:
     from canonlm.cli import main
-    from canonlm.errors import InvalidSetting
+    from canonlm.core.errors import InvalidSetting
     from canonlm.launch.slurm import Job, parse, split
-    from canonlm.train.recipe import check_folder, check_trust, load
+    from canonlm.train.load_config import check_folder, check_trust, load
 
     job_pairs, overrides = split(pairs)
     settings = parse(job_pairs)
     check_trust(path, overrides, trust)
     load(path, overrides, trust=trust)  # a mistake in the file is reported before torch is loaded
     load_torch()
-    from canonlm.train import reading
+    from canonlm.train import data
     from canonlm.train.build import build_model
     from canonlm.train.mesh import check_layout
 
     def check_all(run):
-        build_model(reading.complete(run), "meta")  # the nodes choose their own devices
+        build_model(data.complete(run), "meta")  # the nodes choose their own devices
         if "gpus" in settings and run.train.device == "cpu":
             raise InvalidSetting("train.device", f"train.device: cpu cannot be used with gpus={settings['gpus']}")
         check_layout(run, settings["nodes"] * settings["tasks"])
 
     with doing("reading the text and building the model"):
         run = load(path, overrides, check_all, trust=trust)
-    check_folder(folder, reading.complete(run))
-    reading.check_unchanged(run, folder)
+    check_folder(folder, data.complete(run))
+    data.check_unchanged(run, folder)
     job = Job(run, folder, settings, main)
     if dry_run:
         print(job.script)

@@ -3,12 +3,12 @@
 from rich.console import Console
 from rich.table import Table
 
-from canonlm.cli.doing import load_torch
+from canonlm.cli.status import load_torch
 
 
 def tasks() -> None:
     """List the tasks: what each asks, and its difficulties."""
-    from canonlm.recipes import presets
+    from canonlm.launch.recipes import presets
     from canonlm.tasks import find, names
 
     table = Table("task", "what it asks", "difficulties (paper preset)", box=None, padding=(0, 2, 0, 0))
@@ -26,7 +26,7 @@ def tasks() -> None:
 def archs() -> None:
     """List the architectures and what can be added to them."""
     load_torch()
-    from canonlm.models.archs import MODIFIERS, bases
+    from canonlm.models.names import MODIFIERS, bases
 
     table = Table("name", "what it is", box=None, padding=(0, 2, 0, 0))
     for name, (_, architecture) in bases().items():

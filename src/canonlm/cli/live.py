@@ -16,13 +16,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from canonlm.cli.doing import say
 from canonlm.cli.progress import LOG_SECONDS, duration
-from canonlm.ranks import prints
-from canonlm.report.words import in_words
+from canonlm.cli.status import say
+from canonlm.core.ranks import prints
+from canonlm.report.format import in_words
 from canonlm.runs.follow import Latest
 from canonlm.runs.rows import DAMAGE, Evaluation, Remark, TextEvaluation, TrainRow, evaluation, parse, text_evaluation
-from canonlm.runs.words import named
+from canonlm.runs.task_info import named
 from canonlm.train.config import RunConfig
 
 MAX_MESSAGES = 4

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from canonlm.cli.doing import load_torch
+from canonlm.cli.status import load_torch
 
 TASKS_FOLDER = typer.Option(
     "--tasks-folder", help="Print the folder of our groups and tasks, for the harness's own `--include_path`."

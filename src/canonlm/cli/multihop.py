@@ -26,9 +26,9 @@ def multihop(
     The questions are of the same kind as those of the evaluation suite multihop, from another split. Without a
     tokenizer, `background` counts words.
     """
-    from canonlm.cli.count import Count
+    from canonlm.cli.progress_bars import Count
     from canonlm.suites.multihop import MultiHop, MultiHopSettings, write_texts
-    from canonlm.train.recipe import override
+    from canonlm.train.load_config import override
 
     given: dict = {}
     for key in override(given, settings or []):

@@ -39,8 +39,8 @@ def new(kind: Annotated[str, KIND], file: Annotated[Path, FILE]) -> int:
 
     It runs as it is; the commands for that are printed.
     """
-    from canonlm.errors import expected, unknown, writing
-    from canonlm.files import create
+    from canonlm.core.errors import expected, unknown, writing
+    from canonlm.core.files import create
 
     if kind not in KINDS:
         raise unknown("kind", kind, KINDS)

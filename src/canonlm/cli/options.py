@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from canonlm.cli import completion
-from canonlm.cli.doing import doing, load_torch, say
+from canonlm.cli.status import doing, load_torch, say
 
 if TYPE_CHECKING:
-    from canonlm.suites.opening import Subject
+    from canonlm.suites.load_model import Subject
 
 RECIPE = typer.Argument(
     help="A YAML file, or the name of a recipe (`canonlm recipes list`).",
@@ -52,7 +52,7 @@ JSON = typer.Option(
 
 def check_place(path: str | None, option: str) -> None:
     """Report a missing folder before the work, not after it."""
-    from canonlm.errors import expected
+    from canonlm.core.errors import expected
 
     if path is not None and path != "-" and not Path(path).parent.is_dir():
         raise expected(option, "a file in a folder that exists", path)
@@ -60,8 +60,8 @@ def check_place(path: str | None, option: str) -> None:
 
 def write_to(path: str, text: str, option: str) -> None:
     """Write a text to the file that an option names; - is the terminal."""
-    from canonlm.errors import writing
-    from canonlm.files import write_text
+    from canonlm.core.errors import writing
+    from canonlm.core.files import write_text
 
     if path == "-":
         sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
@@ -73,10 +73,10 @@ def write_to(path: str, text: str, option: str) -> None:
 
 @contextmanager
 def writing_model(out: Path) -> Iterator[None]:
-    """As `canonlm.errors.writing`, for OUT. safetensors raises its own error for a full disk."""
+    """As `canonlm.core.errors.writing`, for OUT. safetensors raises its own error for a full disk."""
     from safetensors import SafetensorError
 
-    from canonlm.errors import writing
+    from canonlm.core.errors import writing
 
     with writing("OUT", out):
         try:
@@ -90,7 +90,7 @@ def opened(model: str, **options: Any) -> "Subject":
     load_torch()
     from transformers.utils.logging import disable_progress_bar
 
-    from canonlm.suites.opening import open_model
+    from canonlm.suites.load_model import open_model
 
     disable_progress_bar()
     with doing("loading the model"):

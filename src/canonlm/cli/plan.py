@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from canonlm.cli import completion
-from canonlm.cli.doing import doing, load_torch, say
 from canonlm.cli.options import TRUST_RECIPE
+from canonlm.cli.status import doing, load_torch, say
 
 if TYPE_CHECKING:
     from canonlm.train.config import RunConfig
@@ -45,9 +45,10 @@ def plan(
     cannot be divided over the GPUs, is an error. For a task: a run of each architecture, and all runs of
     `canonlm play`.
     """
-    from canonlm import outside, tasks
+    from canonlm import tasks
+    from canonlm.core import user_code
 
-    if what in tasks.names() or outside.is_reference(what):
+    if what in tasks.names() or user_code.is_reference(what):
         _plan_task(what, overrides or [], 1 if gpus is None else gpus, gpu, mfu, preset, difficulty, arch)
     else:
         _plan_recipe(what, overrides or [], 8 if gpus is None else gpus, gpu, mfu, trust)
@@ -56,10 +57,10 @@ def plan(
 def _plan_task(
     task: str, overrides: list[str], gpus: int, gpu: str, mfu: float, preset: str, difficulty: str | None, archs: str
 ) -> None:
-    from canonlm.models.archs import split_names
-    from canonlm.recipes import load_preset
+    from canonlm.launch.recipes import load_preset
+    from canonlm.models.names import split_names
     from canonlm.train.config import resolve
-    from canonlm.train.recipe import merge, override
+    from canonlm.train.load_config import merge, override
 
     chosen = load_preset(task, preset, difficulty)
     raw = copy.deepcopy(chosen.run)
@@ -80,10 +81,10 @@ def _plan_task(
 
 
 def _plan_recipe(recipe: str, overrides: list[str], gpus: int, gpu: str, mfu: float, trust: bool) -> None:
-    from canonlm.errors import closest, shown
-    from canonlm.recipes import find
+    from canonlm.core.errors import closest, shown
+    from canonlm.launch.recipes import find
     from canonlm.tasks import names
-    from canonlm.train.recipe import load
+    from canonlm.train.load_config import load
 
     try:
         path = find(recipe)

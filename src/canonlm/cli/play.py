@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from canonlm.cli import completion
-from canonlm.cli.doing import doing, keep_going, load_torch, say
+from canonlm.cli.status import doing, keep_going, load_torch, say
 
 if TYPE_CHECKING:
-    from canonlm.launch.play import PlannedRun
+    from canonlm.launch.grid import PlannedRun
 
 TASK = typer.Argument(
     help="A task; `canonlm tasks` lists them. FILE.py:NAME: one of yours. text: prepared text, with data=FOLDER.",
@@ -61,8 +61,8 @@ def play(
     Ends with a table and `report.html`, a page that exists from the start and follows the runs. Ctrl-C saves every
     run; the same command continues where it stopped and repeats nothing that is finished.
     """
-    from canonlm.errors import expected
-    from canonlm.recipes import load_preset
+    from canonlm.core.errors import expected
+    from canonlm.launch.recipes import load_preset
 
     keep_going()
     chosen, rates = load_preset(task, preset, difficulty), _rates(lr)  # mistakes are reported at once
@@ -71,8 +71,8 @@ def play(
             raise expected(option, "an integer >= 1", number)
     folder = out or Path("runs") / f"{chosen.difficulty or chosen.task}-{preset}"
     load_torch()
-    from canonlm.launch.play import plan, write_plan
-    from canonlm.models.archs import split_names
+    from canonlm.launch.grid import plan, write_plan
+    from canonlm.models.names import split_names
 
     archs = split_names(arch)
     with doing("checking the models (the first time, the task is compiled)"):
@@ -113,7 +113,7 @@ def _ask_birth_years(run: "PlannedRun") -> None:
 
 
 def _rates(text: str | None) -> list[float] | None:
-    from canonlm.errors import expected
+    from canonlm.core.errors import expected
 
     if text is None:
         return None

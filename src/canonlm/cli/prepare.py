@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from canonlm.cli.doing import keep_going, say
+from canonlm.cli.status import keep_going, say
 
 if TYPE_CHECKING:
     from canonlm.data.index import Index
@@ -61,9 +61,9 @@ def prepare(
     Bad lines are counted and listed in OUT/bad-lines.jsonl, never dropped silently. If it was stopped, the same command
     continues.
     """
-    from canonlm.cli.count import Reading
+    from canonlm.cli.progress_bars import Reading
+    from canonlm.core.errors import expected
     from canonlm.data.prepare import prepare as write
-    from canonlm.errors import expected
 
     given = dict(option.partition("=")[::2] for option in options or [])
     for option in options or []:

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from canonlm.cli.doing import doing, load_torch
 from canonlm.cli.options import TRUST
+from canonlm.cli.status import doing, load_torch
 
 RUN = typer.Argument(help="The folder of a Lano run, such as runs/lano-tiny/runs/….", show_default=False, metavar="RUN")
 LAYER = typer.Option(help="0: the embeddings; 1, 2, …: after that block; -1: what the output head reads.")
@@ -30,10 +30,10 @@ def probe(
     from rich.console import Console
     from rich.table import Table
 
-    from canonlm.errors import expected, writing
-    from canonlm.files import write_json
+    from canonlm.core.errors import expected, writing
+    from canonlm.core.files import write_json
     from canonlm.tasks import Lano
-    from canonlm.train.recipe import load
+    from canonlm.train.load_config import load
 
     if not (run / "config.yaml").is_file():
         raise expected("RUN", "a run folder (with a config.yaml)", str(run))

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from canonlm.cli import completion
-from canonlm.cli.doing import doing, keep_going, load_torch, say
+from canonlm.cli.status import doing, keep_going, load_torch, say
 
 if TYPE_CHECKING:
     from canonlm.experiments.outcomes import Outcome
-    from canonlm.experiments.profiled import Profile, Speed
+    from canonlm.experiments.profile_results import Profile, Speed
     from canonlm.experiments.schema import Experiment
     from canonlm.launch.queue import Event
 
@@ -61,7 +61,7 @@ def profile(
     split; fresh seeds are judged on the test split. The page is OUT/profile.html. Ctrl-C saves every run; the same
     command continues where it stopped.
     """
-    from canonlm.errors import expected
+    from canonlm.core.errors import expected
 
     for text in archs:
         if re.match(r"[a-z]\w*(\.\w+)+=", text):
@@ -72,7 +72,7 @@ def profile(
     load_torch()
     from canonlm.experiments import profile as profiles
     from canonlm.experiments.replicate import replicate
-    from canonlm.models.archs import split_names
+    from canonlm.models.names import split_names
 
     requested = [part.strip() for part in tasks.split(",")] if tasks else []
     names = split_names(",".join(archs))
@@ -143,9 +143,9 @@ class _Following:
         )
 
     def write(self) -> "Profile":
-        from canonlm.errors import writing
-        from canonlm.experiments.profiled import profiled, speeds_of
-        from canonlm.files import make_folder, write_text
+        from canonlm.core.errors import writing
+        from canonlm.core.files import make_folder, write_text
+        from canonlm.experiments.profile_results import profiled, speeds_of
         from canonlm.report import profile_page
 
         finished = [name for name, outcome in self.outcomes.items() if outcome and name not in self.speeds]

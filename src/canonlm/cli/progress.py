@@ -9,14 +9,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from canonlm.cli.doing import say
-from canonlm.errors import plain
+from canonlm.cli.status import say
+from canonlm.core.errors import plain
+from canonlm.launch.grid import PlannedRun
 from canonlm.launch.local import Progress, default_jobs, run_grid
-from canonlm.launch.play import PlannedRun
 from canonlm.launch.remaining import seconds_left
-from canonlm.report.words import in_words
+from canonlm.report.format import in_words
 from canonlm.runs.names import slug
-from canonlm.runs.words import named
+from canonlm.runs.task_info import named
 
 LOG_SECONDS = 10.0  # between two lines of one run in a log
 ORDER = ("running", "failed", "waiting", "finished")  # runs in progress stand where they can be seen

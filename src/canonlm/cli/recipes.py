@@ -6,8 +6,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from canonlm.cli.doing import doing, load_torch, say
 from canonlm.cli.options import OVERRIDES, RECIPE
+from canonlm.cli.status import doing, load_torch, say
 
 app = typer.Typer(help="The recipes that come with the package.", no_args_is_help=True)
 
@@ -17,9 +17,9 @@ def list_() -> None:
     """List all recipes with their architectures and sizes."""
     load_torch()
     from canonlm.experiments.tidy import short_size
-    from canonlm.recipes import recipes
+    from canonlm.launch.recipes import recipes
     from canonlm.train.build import build_model
-    from canonlm.train.recipe import load
+    from canonlm.train.load_config import load
 
     columns = ("recipe", "architecture", "parameters", "tokens", "context", "batch", "lr")
     table = Table(*columns, box=None, padding=(0, 2, 0, 0))
@@ -46,8 +46,8 @@ def list_() -> None:
 @app.command()
 def show(recipe: Annotated[str, RECIPE], overrides: Annotated[list[str] | None, OVERRIDES] = None) -> None:
     """Print the whole configuration of a recipe, as YAML that `canonlm train` takes."""
-    from canonlm.recipes import find
-    from canonlm.train.recipe import load
+    from canonlm.launch.recipes import find
+    from canonlm.train.load_config import load
 
     say(load(find(recipe), overrides or []).to_yaml(), end="")
 
@@ -55,9 +55,9 @@ def show(recipe: Annotated[str, RECIPE], overrides: Annotated[list[str] | None, 
 @app.command()
 def diff(left: Annotated[str, RECIPE], right: Annotated[str, RECIPE]) -> None:
     """Print the settings in which two recipes differ."""
-    from canonlm.recipes import find
+    from canonlm.launch.recipes import find
     from canonlm.train.config import differences
-    from canonlm.train.recipe import load
+    from canonlm.train.load_config import load
 
     changed = differences(*(load(find(name)) for name in (left, right)))
     if not changed:

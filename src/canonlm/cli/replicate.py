@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from canonlm.cli import completion
-from canonlm.cli.doing import doing, keep_going, load_torch, say
+from canonlm.cli.status import doing, keep_going, load_torch, say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,7 +69,7 @@ def replicate(
     Learning rates are chosen by tuning seeds on a validation split; verdicts come from fresh seeds. Ctrl-C saves every
     run; the same command continues where it stopped. Several machines may run it in one folder at the same time.
     """
-    from canonlm.errors import brief
+    from canonlm.core.errors import brief
 
     if job and not slurm:
         raise ValueError(f"{brief(job[0])}: settings of a job only work with --slurm")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from canonlm.cli.doing import doing, say
+from canonlm.cli.status import doing, say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,7 +37,7 @@ def report(
     Runs from several folders stand side by side; those on one task with the same settings are compared. `--watch`
     shows a live table on a terminal, and a line for every evaluation in a log. Ctrl-C ends it with the report so far.
     """
-    from canonlm.errors import expected
+    from canonlm.core.errors import expected
 
     if table and out is not None:
         raise ValueError("--out cannot be used with --table, which writes no page")
@@ -53,7 +53,7 @@ def report(
 
 
 def show(folders: Path | Sequence[Path], out: Path | None = None, page: bool = True) -> None:
-    from canonlm.errors import writing
+    from canonlm.core.errors import writing
     from canonlm.report import load_play
     from canonlm.report.page import place_of, write_page
     from canonlm.report.table import tables

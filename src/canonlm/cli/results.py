@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from canonlm.cli.doing import say
 from canonlm.cli.options import write_to
+from canonlm.cli.status import say
 
 if TYPE_CHECKING:
     import polars as pl
@@ -113,9 +113,9 @@ def _read(folders: list[Path], curves: bool) -> "tuple[pl.DataFrame, list[LeftOu
 
 
 def _page(folders: list[Path], filters: list[str], out: Path) -> "Sequence[LeftOut]":
-    from canonlm.errors import writing
+    from canonlm.core.errors import writing
     from canonlm.report import results_page, results_payload
-    from canonlm.report.gather import gather
+    from canonlm.runs.gather import gather
 
     shown = results_payload.beside_the_published(gather(folders), filters)
     with writing("--html", out, "file"):

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Annotated
 
-from canonlm.cli.doing import doing, keep_going, load_torch, say
 from canonlm.cli.options import OVERRIDES, RECIPE, RUN, TRUST_RECIPE
-from canonlm.ranks import prints
+from canonlm.cli.status import doing, keep_going, load_torch, say
+from canonlm.core.ranks import prints
 
 
 def train(
@@ -21,8 +21,8 @@ def train(
     Stop it at any time (Ctrl-C saves first); the same command continues where it stopped. For several devices start it
     with `canonlm launch` or torchrun.
     """
-    from canonlm.recipes import find
-    from canonlm.train.recipe import check_trust, load
+    from canonlm.launch.recipes import find
+    from canonlm.train.load_config import check_trust, load
     from canonlm.train.signals import follow_parent
 
     follow_parent()
@@ -32,7 +32,7 @@ def train(
     load(path, overrides or [], trust=trust)  # a mistake in the file is reported before torch is loaded
     load_torch()
     from canonlm.cli.live import follow
-    from canonlm.train import reading
+    from canonlm.train import data
     from canonlm.train.build import check
     from canonlm.train.loop import Interrupted
     from canonlm.train.loop import train as run_to_the_end
@@ -40,7 +40,7 @@ def train(
 
     keep_freed_memory()
     with doing("reading the data and checking the model"):
-        run = load(path, overrides or [], lambda run: check(reading.complete(run)), trust=trust)
+        run = load(path, overrides or [], lambda run: check(data.complete(run)), trust=trust)
     folder = out or Path("runs") / path.stem
     try:
         with follow(run, folder) as on_row:

@@ -9,8 +9,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from canonlm.errors import plain
-from canonlm.report.words import in_words
+from canonlm.core.errors import plain
+from canonlm.report.format import in_words
 from canonlm.runs.find import run_folders
 from canonlm.runs.watch import Watch, Watched
 

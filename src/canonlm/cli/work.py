@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from canonlm.cli.doing import keep_going, say
+from canonlm.cli.status import keep_going, say
 
 if TYPE_CHECKING:
-    from canonlm.launch.play import PlannedRun
+    from canonlm.launch.grid import PlannedRun
     from canonlm.launch.queue import Row
 
 FOLDER = typer.Argument(help="A folder of runs, or a play folder.", metavar="DIR", show_default=False)
@@ -46,7 +46,7 @@ def work(
     Start it as often as you like, on any machines that see the folder: each run is trained by one worker at a time, and
     one whose worker was interrupted or killed continues where it stopped.
     """
-    from canonlm.errors import brief
+    from canonlm.core.errors import brief
 
     if settings and not slurm:
         raise ValueError(f"{brief(settings[0])}: settings of a job only work with --slurm")
@@ -67,10 +67,10 @@ def work(
 
 def _plan(folder: Path, trust: bool) -> "list[PlannedRun]":
     """The runs of a folder. ValueError: one that cannot be read, or that needs --trust."""
-    from canonlm.errors import expected
-    from canonlm.launch.play import PlannedRun
+    from canonlm.core.errors import expected
+    from canonlm.launch.grid import PlannedRun
     from canonlm.runs.find import configured
-    from canonlm.train.recipe import check_trust, load
+    from canonlm.train.load_config import check_trust, load
 
     runs: list[PlannedRun] = []
     if not (folders := configured(folder)):
@@ -149,7 +149,7 @@ def submit(folder: Path, arguments: list[str], pairs: list[str], dry_run: bool) 
 
 
 def _count(pairs: list[str]) -> int:
-    from canonlm.errors import expected
+    from canonlm.core.errors import expected
 
     text = pairs[0].removeprefix("array=") if pairs else "1"
     if len(pairs) > 1 or not text.isdecimal() or int(text) < 1:

@@ -19,13 +19,13 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from canonlm.data.pages import check_pages
+from canonlm.core.errors import expected
+from canonlm.core.untrusted import open_regular
+from canonlm.data.parquet_guard import check_pages
 from canonlm.data.reading import TOO_LONG, lines
 from canonlm.data.rows import spans
-from canonlm.errors import expected
 from canonlm.tasks import Sample, Task, Verdict
 from canonlm.tasks.tally import Tally
-from canonlm.untrusted import open_regular
 
 
 @dataclass(frozen=True)

@@ -28,12 +28,12 @@ import pyarrow.parquet as pq
 from filelock import Timeout
 
 from canonlm import __version__
+from canonlm.core.errors import expected
+from canonlm.core.files import complete_file, lock, make_folder, refuse_links, remove_leftovers, write_json
+from canonlm.core.untrusted import open_regular, parse_json, read_object
 from canonlm.data.rows import draw
-from canonlm.errors import expected
-from canonlm.files import complete_file, lock, make_folder, refuse_links, remove_leftovers, write_json
 from canonlm.tasks import Task
 from canonlm.tasks.random import check_count
-from canonlm.untrusted import open_regular, parse_json, read_object
 
 PART_TOKENS = 2**21  # max tokens of a part: some 30 MB while it is written
 SPAN = pa.struct([pa.field("start", pa.int32(), False), pa.field("stop", pa.int32(), False)])

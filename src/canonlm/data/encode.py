@@ -18,7 +18,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from canonlm.errors import panics_raised
+from canonlm.core.errors import panics_raised
 
 LONG = 2**20
 """Max characters of a text that is not cut. Up to twice as many are encoded together."""

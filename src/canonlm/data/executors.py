@@ -20,8 +20,8 @@ from datatrove.executor.slurm import SlurmPipelineExecutor
 from datatrove.pipeline.base import PipelineStep
 from loguru import logger
 
+from canonlm.core.errors import expected, unknown
 from canonlm.data.extras import needed
-from canonlm.errors import expected, unknown
 
 OURS = {"self", "pipeline", "tasks", "workers", "logging_dir", "depends", "skip_completed"}
 """Arguments of datatrove's executors that users cannot set."""

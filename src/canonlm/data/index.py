@@ -25,9 +25,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from canonlm.errors import expected
-from canonlm.files import write_json
-from canonlm.untrusted import open_regular, path_inside, read_object
+from canonlm.core.errors import expected
+from canonlm.core.files import write_json
+from canonlm.core.untrusted import open_regular, path_inside, read_object
 
 NAME = "index.json"
 FORMAT = "canonlm tokens"

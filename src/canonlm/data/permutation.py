@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from canonlm.numba_cache import njit
+from canonlm.core.numba_cache import njit
 from canonlm.tasks.random import mix
 
 ROUNDS = 20  # with 12, the 720 orders of six things do not come up equally often; with 16 they do

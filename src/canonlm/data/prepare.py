@@ -4,7 +4,7 @@
 
 The folder is the same to the byte for any number of processes and interruptions: the number of tasks follows from the
 inputs, a task's files from its number, and `index.json` (canonlm.data.index) is written when all tasks are done. Tasks
-(canonlm.data.steps) and their executors (canonlm.data.executors) are datatrove's.
+(canonlm.data.pipeline) and their executors (canonlm.data.executors) are datatrove's.
 """
 
 import hashlib
@@ -23,16 +23,17 @@ from datatrove.data import DocumentsPipeline
 from datatrove.pipeline.base import PipelineStep
 from filelock import Timeout
 
-from canonlm import __version__, user_folders
+from canonlm import __version__
+from canonlm.core import user_folders
+from canonlm.core.errors import expected
+from canonlm.core.files import lock, make_folder, refuse_links, remove_folder, remove_leftovers, write_text
+from canonlm.core.untrusted import open_regular, parse_json, read_bytes, read_object, read_text
 from canonlm.data import index, tokenizers
 from canonlm.data.executors import checked, execute
 from canonlm.data.index import Index, Shard
+from canonlm.data.pipeline import Places, Reader, TooManyBadLines, Writer
 from canonlm.data.reading import Bad, Input, find, lines, listed, total
-from canonlm.data.steps import Places, Reader, TooManyBadLines, Writer
-from canonlm.errors import expected
-from canonlm.files import lock, make_folder, refuse_links, remove_folder, remove_leftovers, write_text
 from canonlm.tasks.random import check_count
-from canonlm.untrusted import open_regular, parse_json, read_bytes, read_object, read_text
 
 TASK_SIZE = 2**25  # bytes of input per task
 MAX_TASKS = 10**6

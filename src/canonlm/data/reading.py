@@ -21,10 +21,10 @@ from typing import IO, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from canonlm.core.errors import expected
+from canonlm.core.untrusted import open_regular
 from canonlm.data.extras import needed
-from canonlm.data.pages import check_pages, check_texts
-from canonlm.errors import expected
-from canonlm.untrusted import open_regular
+from canonlm.data.parquet_guard import check_pages, check_texts
 
 COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
 SHARD_SIZE = 2**25  # nominal size of a dataset's shard, whose real size is unknown before it is read

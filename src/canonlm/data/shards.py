@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from canonlm.core.errors import unknown
+from canonlm.core.untrusted import open_regular
 from canonlm.data import index
-from canonlm.errors import unknown
-from canonlm.untrusted import open_regular
 
 OPEN_FILES = 256  # at most, of all datasets together: a mapping keeps its file open, and 1024 files are a usual limit
 ENDS = np.dtype("<i8")  # written as uint64: below 2**63 the same bytes, and numpy mixes them with Python's integers

@@ -15,10 +15,10 @@ from typing import NamedTuple
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 
+from canonlm.core.errors import Panic, expected, panics_raised
+from canonlm.core.untrusted import MAX_BYTES, open_regular, read_bytes, read_object, read_text
 from canonlm.data.extras import needed
 from canonlm.data.index import MAX_VOCAB
-from canonlm.errors import Panic, expected, panics_raised
-from canonlm.untrusted import MAX_BYTES, open_regular, read_bytes, read_object, read_text
 
 BOS = ("<bos>", "<s>", "<|begin_of_text|>", "<|startoftext|>", "<|endoftext|>")
 EOS = ("<eos>", "</s>", "<|end_of_text|>", "<|endoftext|>")

@@ -18,8 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from canonlm.core.untrusted import open_regular
 from canonlm.data import index
-from canonlm.untrusted import open_regular
 
 BLOCK = 2**20  # bytes that are read and hashed at a time; the thread stops between two blocks
 SLEEP = 2.0  # seconds after each block, per second of CPU time that it took

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from canonlm.ops.packed import Documents, documents_of
+from canonlm.ops.varlen import Documents, documents_of
 from canonlm.tasks import Task
 
 AHEAD = 2  # batches that each worker keeps ready

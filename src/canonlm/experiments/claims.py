@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from canonlm.errors import unknown
+from canonlm.core.errors import unknown
 from canonlm.experiments import ledger, schema
-from canonlm.experiments.counted import canon_parameters
+from canonlm.experiments.parameter_count import canon_parameters
 from canonlm.experiments.published.retests import retests
 from canonlm.experiments.verdicts import Compared, Verdict
 

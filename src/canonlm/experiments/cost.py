@@ -7,7 +7,7 @@ from functools import cache
 
 import torch
 
-from canonlm.errors import unknown
+from canonlm.core.errors import unknown
 from canonlm.launch.plan import HOUR, tokens_of
 from canonlm.models.build import build
 from canonlm.models.interface import Sizes

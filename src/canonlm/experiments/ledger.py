@@ -16,18 +16,18 @@ from io import StringIO
 from pathlib import Path
 from typing import Literal
 
-from canonlm.errors import brief, expected, shown, writing
+from canonlm.core.errors import brief, expected, shown, writing
+from canonlm.core.files import make_folder, write_json, write_text
+from canonlm.core.untrusted import read_object, read_text
 from canonlm.experiments import grid, schema
 from canonlm.experiments.outcomes import Outcome, read_outcome
 from canonlm.experiments.plan import plan as plan_of
 from canonlm.experiments.schema import Experiment
 from canonlm.experiments.verdicts import Verdict, judge
-from canonlm.files import make_folder, write_json, write_text
 from canonlm.runs.folder import read_json
 from canonlm.runs.identity import exact
 from canonlm.runs.rows import Evaluation, count, counted, finite, one_line
 from canonlm.train.config import RunConfig
-from canonlm.untrusted import read_object, read_text
 
 OWN_RESULTS = Path(__file__).parent / "kept"
 """CSV files of the runs that we made."""

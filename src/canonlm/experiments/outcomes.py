@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from canonlm.core.untrusted import read_object
 from canonlm.experiments.schema import Setting
 from canonlm.runs.folder import with_final
 from canonlm.runs.rows import DAMAGE, Evaluation, count, evaluation, finite, primary, read, text_evaluation
-from canonlm.untrusted import read_object
 
 
 @dataclass(frozen=True)

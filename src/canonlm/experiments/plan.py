@@ -7,7 +7,7 @@ from pathlib import Path
 from canonlm.experiments.grid import Outcomes, Point, fresh_run, points, tuned, tuning_runs
 from canonlm.experiments.schema import Experiment
 from canonlm.experiments.verdicts import undecided_at
-from canonlm.launch.play import PlannedRun
+from canonlm.launch.grid import PlannedRun
 
 
 def plan(

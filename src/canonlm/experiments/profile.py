@@ -9,15 +9,15 @@ from typing import Any
 
 import yaml
 
-from canonlm import outside
-from canonlm.errors import expected, unknown
+from canonlm.core import user_code
+from canonlm.core.errors import expected, unknown
 from canonlm.experiments import grid
 from canonlm.experiments.schema import Experiment, Panel, Setting, named, setting, setting_names
-from canonlm.recipes import TEXT, load_preset
+from canonlm.launch.recipes import TEXT, load_preset
 from canonlm.runs.statistics import seeds_needed
 from canonlm.train.build import check, with_complete_name
 from canonlm.train.config import RunConfig, resolve
-from canonlm.train.recipe import merge
+from canonlm.train.load_config import merge
 
 SCALE = "micro"
 QUICK_SHARE = 3
@@ -121,10 +121,10 @@ def _quick(registered: Setting, seeds: int) -> Setting:
     )
 
 
-def _files(arch: str) -> dict[str, outside.Outside]:
+def _files(arch: str) -> dict[str, user_code.Outside]:
     """The user's files, which are part of the experiment's sha256."""
-    reference = outside.reference_of(arch)
-    return {reference: outside.load(reference)} if reference else {}
+    reference = user_code.reference_of(arch)
+    return {reference: user_code.load(reference)} if reference else {}
 
 
 def _config(registered: Setting, arch: str) -> RunConfig:

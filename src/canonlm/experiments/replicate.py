@@ -9,17 +9,17 @@ from types import MappingProxyType
 from typing import Any
 
 import canonlm
-from canonlm.errors import unknown, writing
+from canonlm.core.errors import unknown, writing
+from canonlm.core.files import make_folder, write_json, write_text
 from canonlm.experiments import grid, ledger, schema
 from canonlm.experiments.cost import Cost, cost
 from canonlm.experiments.outcomes import Outcome
 from canonlm.experiments.plan import plan as plan_of
 from canonlm.experiments.schema import Experiment
 from canonlm.experiments.verdicts import Verdict, judge
-from canonlm.files import make_folder, write_json, write_text
 from canonlm.launch import queue
-from canonlm.launch.play import PlannedRun
-from canonlm.train import reading
+from canonlm.launch.grid import PlannedRun
+from canonlm.train import data
 
 
 def chosen(
@@ -113,7 +113,7 @@ def replicate(
 def _with_tokenizer(run: PlannedRun) -> PlannedRun:
     """A run on text gets the special tokens of its folder. ValueError: the folder does not exist, or has
     another vocabulary."""
-    return run if run.config.text is None else replace(run, config=reading.complete(run.config))
+    return run if run.config.text is None else replace(run, config=data.complete(run.config))
 
 
 def verdicts(experiments: Sequence[Experiment], scale: str, outcomes: grid.Outcomes) -> list[Verdict]:

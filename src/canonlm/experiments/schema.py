@@ -15,13 +15,13 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, field_validator, model_validator
 
-from canonlm.errors import InvalidSetting, brief, expected, refused, unknown
-from canonlm.outside import reference_of
-from canonlm.recipes import TEXT
+from canonlm.core.errors import InvalidSetting, brief, expected, refused, unknown
+from canonlm.core.safe_yaml import read_yaml
+from canonlm.core.untrusted import read_text
+from canonlm.core.user_code import reference_of
+from canonlm.launch.recipes import TEXT
 from canonlm.train.config import Settings
-from canonlm.train.recipe import is_yours
-from canonlm.untrusted import read_text
-from canonlm.yaml12 import read_yaml
+from canonlm.train.load_config import is_yours
 
 HERE = Path(__file__).parent
 FIGURES, SETTINGS = HERE / "figures", HERE / "settings.yaml"

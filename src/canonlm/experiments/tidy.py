@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from canonlm.errors import expected, unknown
+from canonlm.core.errors import expected, unknown
 from canonlm.runs.identity import exact
 from canonlm.runs.intervals import t_factor
 from canonlm.runs.rows import finite

@@ -14,7 +14,7 @@ def ask(folder: Path, run: RunConfig) -> None:
     """Evaluate a finished run on the questions, and write the results to its folder, as `canonlm eval` does; existing
     answers are used. ValueError: its windows are too short for the questions."""
     from canonlm.suites import run as suites
-    from canonlm.suites.opening import open_model
+    from canonlm.suites.load_model import open_model
 
     lengths = [0] if run.data.seq_len < 512 else [0, run.data.seq_len // 4]
     settings = suites.plan("multihop", [], people=PEOPLE, n=QUESTIONS, background=lengths)

@@ -12,13 +12,13 @@ from typing import Literal, Protocol
 
 from filelock import Timeout
 
-from canonlm.files import append, lock
-from canonlm.launch import starter
-from canonlm.launch.play import PlannedRun
+from canonlm.core.files import append, lock
+from canonlm.core.untrusted import last_lines
+from canonlm.launch import fork_server
+from canonlm.launch.grid import PlannedRun
 from canonlm.runs.follow import Followed
 from canonlm.runs.rows import evaluation, one_line, text_evaluation
 from canonlm.train.signals import PARENT
-from canonlm.untrusted import last_lines
 
 State = Literal["waiting", "running", "finished", "failed"]
 POLL_SECONDS = 0.3
@@ -142,7 +142,7 @@ def start_process(
     recipe = str(run.folder / "config.yaml")  # trusted: it has just been written from what the user typed
     arguments = ["train", recipe, "--trust", "--out", str(run.folder)]
     if can_fork(devices, threads):
-        return starter.start(arguments, env, run.folder / "log.txt")
+        return fork_server.start(arguments, env, run.folder / "log.txt")
     with append(run.folder / "log.txt") as log:
         # A session of its own: Ctrl-C reaches the parent only, which then signals each child once.
         return subprocess.Popen(

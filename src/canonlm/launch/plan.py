@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from canonlm.errors import expected, unknown
-from canonlm.train import reading
+from canonlm.core.errors import expected, unknown
+from canonlm.train import data
 from canonlm.train.build import build_model, pick_device, sizes_of
 from canonlm.train.config import RunConfig
 from canonlm.train.flops import GPUS, flops_per_token, peak_flops_of
@@ -116,7 +116,7 @@ def _check(gpu: str, mfu: float) -> None:
 
 def with_vocabulary(run: RunConfig) -> RunConfig:
     """The run, with the size of the vocabulary from its text if it is not set."""
-    return reading.complete(run) if run.model.vocab_size is None else run
+    return data.complete(run) if run.model.vocab_size is None else run
 
 
 def make_plan(run: RunConfig, gpus: int, gpu: str, mfu: float = 0.4) -> Plan:

@@ -13,11 +13,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any
 
-from canonlm.errors import writing
-from canonlm.files import append, make_folder
+from canonlm.core.errors import writing
+from canonlm.core.files import append, make_folder
+from canonlm.core.untrusted import last_lines
 from canonlm.runs.folder import read_json
 from canonlm.train.signals import PARENT, STOPS
-from canonlm.untrusted import last_lines
 
 POLL_SECONDS = 0.1
 SETTLE_SECONDS = 10.0  # after a failure: time for the others to fail for the same reason, before they are ended

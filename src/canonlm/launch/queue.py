@@ -23,17 +23,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from canonlm.errors import expected, writing
-from canonlm.files import make_folder, time_in, write_json
+from canonlm.core.errors import expected, writing
+from canonlm.core.files import make_folder, time_in, write_json
+from canonlm.core.untrusted import path_inside
+from canonlm.launch.grid import PlannedRun
 from canonlm.launch.local import Process, end, gpus, is_locked, reason, start_process
-from canonlm.launch.play import PlannedRun
 from canonlm.launch.processes import STOPPED
 from canonlm.runs.folder import read_json
 from canonlm.runs.follow import Followed
 from canonlm.runs.leases import Lease, Leases
-from canonlm.train.recipe import create_folder
+from canonlm.train.load_config import create_folder
 from canonlm.train.signals import Signals
-from canonlm.untrusted import path_inside
 
 MAX_FAILURES = 3
 INTERVAL = 20.0  # seconds between heartbeats; a silent worker's runs are taken over after five of them

@@ -22,8 +22,8 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.helpers import TorchDistributedEnvironment
 
 import canonlm
-from canonlm.errors import expected, unknown, writing
-from canonlm.files import make_folder, write_text
+from canonlm.core.errors import expected, unknown, writing
+from canonlm.core.files import make_folder, write_text
 from canonlm.launch.local import gpus
 from canonlm.runs.folder import read_json
 from canonlm.train.config import RunConfig

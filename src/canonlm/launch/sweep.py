@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import product
 
-from canonlm.errors import expected
+from canonlm.core.errors import expected
 
 _ONE_VALUE = ("data", "on_checkpoint")
 """Settings that are a path or a command, whose commas separate nothing."""

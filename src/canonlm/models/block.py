@@ -14,12 +14,12 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from canonlm.canon.layer import CanonLayer
 from canonlm.canon.variants import make_canon
+from canonlm.models.apply_canon import run_normed, run_site
 from canonlm.models.cache import Layout, fill_unused_states
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.mixers import MIXERS
 from canonlm.models.mlp import build_mlp
 from canonlm.models.norm import RMSNorm
-from canonlm.models.places import run_normed, run_site
 
 
 class DecoderLayer(GradientCheckpointingLayer):

@@ -1,6 +1,6 @@
 """Builds models from architecture names and sizes: the only place that does.
 
-llama+canon, gla5{num_heads=4}                our decoder (`canonlm.models.archs` has the names)
+llama+canon, gla5{num_heads=4}                our decoder (`canonlm.models.names` has the names)
 hf:qwen3{num_key_value_heads=2}, fla:kda      transformers, flash-linear-attention; with Canon layers hf:qwen3+canon=AC
 mine.py:Name, package.module:Name             a mixer for our decoder, or a model from outside
 """
@@ -11,17 +11,17 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from canonlm import outside
-from canonlm.errors import InvalidSetting
-from canonlm.limits import few_modules
-from canonlm.models import foreign
-from canonlm.models.archs import name_of
+from canonlm.core import user_code
+from canonlm.core.errors import InvalidSetting
+from canonlm.core.limits import few_modules
+from canonlm.core.user_code import LIBRARIES, reference_of
+from canonlm.models import hf
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.decoder import Decoder, config_of
 from canonlm.models.interface import LanguageModel, Sizes
 from canonlm.models.mixers.base import MIXERS, Architecture, Mixer, register
 from canonlm.models.modeling import CanonLMForCausalLM
-from canonlm.outside import LIBRARIES, reference_of
+from canonlm.models.names import name_of
 
 MATCHED = 0.01
 """Max relative difference of the number of parameters from the first architecture's, with `--match parameters`."""
@@ -45,9 +45,9 @@ def build(arch: str, sizes: Sizes, seed: int = 0) -> LanguageModel:
 
 def _build(arch: str, sizes: Sizes, seed: int) -> LanguageModel:
     if arch.partition(":")[0] in LIBRARIES:
-        return foreign.library_model(arch, sizes, seed)
+        return hf.library_model(arch, sizes, seed)
     if (reference := reference_of(arch)) is not None and not _is_decoder(arch):
-        return foreign.outside_model(arch, _load(reference), sizes, seed)
+        return hf.outside_model(arch, _load(reference), sizes, seed)
     return Decoder(CanonLMForCausalLM(config_of(arch, sizes, seed)))
 
 
@@ -56,7 +56,7 @@ def wrap(module: PreTrainedModel) -> LanguageModel:
     if isinstance(module.config, CanonLMConfig):
         return Decoder(module, trained=True)  # type: ignore[arg-type]
     sites = getattr(module, "canon_sites", "")
-    return foreign.ForeignModel(
+    return hf.ForeignModel(
         f"hf:{module.config.model_type}" + (f"+canon={sites}" if sites else ""), module, has_weights=True
     )
 
@@ -68,7 +68,7 @@ def complete_name(arch: str, sizes: Sizes) -> tuple[str, dict[str, Any]]:
     `llama+canon:nores`. Names of models from outside do not change.
     """
     if arch.partition(":")[0] in LIBRARIES:
-        host, canon = foreign.split_canon(arch)
+        host, canon = hf.split_canon(arch)
         return host + (f"+canon={canon}" if canon else ""), sizes.fields
     if not _is_decoder(arch):
         return arch, sizes.fields
@@ -122,7 +122,7 @@ def _is_decoder(arch: str) -> bool:
 
 def _load(reference: str) -> Any:
     try:
-        return outside.load(reference).object
+        return user_code.load(reference).object
     except ValueError as error:
         raise InvalidSetting("arch", f"arch: {error}") from None
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from transformers import Cache, PreTrainedConfig
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 
-from canonlm.errors import expected, unsupported
-from canonlm.ops.kernels.door import last_real, reach_of, runs_on
-from canonlm.ops.packed import Documents, has_gaps, has_padding_after, previous_real
+from canonlm.core.errors import expected, unsupported
+from canonlm.ops.kernels.api import last_real, reach_of, runs_on
+from canonlm.ops.varlen import Documents, has_gaps, has_padding_after, previous_real
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from transformers.activations import ACT2FN
 from canonlm.canon.sites import MAX_KERNEL, Variant, places
 from canonlm.canon.sites import parse as parse_sites
 from canonlm.canon.sites import write as write_sites
-from canonlm.errors import InvalidSetting, expected, unknown
+from canonlm.core.errors import InvalidSetting, expected, unknown
 from canonlm.models.mixers import MIXERS
 from canonlm.models.mixers.base import DERIVED, Mixer
 from canonlm.models.other_names import FLAT_OPTIONS, read_rotary, refuse_unknown

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from canonlm.canon.layer import CanonLayer
-from canonlm.errors import InvalidSetting, expected, refused
+from canonlm.core.errors import InvalidSetting, expected, refused
 from canonlm.models import tensor_parallel
-from canonlm.models.archs import name_of, resolve
 from canonlm.models.block import DecoderLayer
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.initialize import init_parameters
@@ -20,8 +19,9 @@ from canonlm.models.interface import LanguageModel, Loss, Sizes
 from canonlm.models.mixers import MIXERS
 from canonlm.models.mlp import Experts
 from canonlm.models.modeling import CanonLMForCausalLM
+from canonlm.models.names import name_of, resolve
 from canonlm.models.other_names import FLAT_OPTIONS
-from canonlm.ops.packed import Documents
+from canonlm.ops.varlen import Documents
 
 _SET_ELSEWHERE = {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"}
 _FIELDS: dict[str, Any] = {

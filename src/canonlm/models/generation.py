@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
-from canonlm.models.borrowed import keeping_modes, without_settings
+from canonlm.core.borrowed import keeping_modes, without_settings
 from canonlm.models.interface import LanguageModel
 
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
-from canonlm.errors import expected
-from canonlm.models.borrowed import without_settings
-from canonlm.ops.packed import Documents
+from canonlm.core.borrowed import without_settings
+from canonlm.core.errors import expected
+from canonlm.ops.varlen import Documents
 
 MLP_WIDTHS = ("intermediate_size", "moe_intermediate_size", "n_inner", "ffn_dim", "decoder_ffn_dim", "ffn_hidden_size")
 """Names of an MLP's width in configurations."""

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from canonlm.errors import expected, unsupported
+from canonlm.core.errors import expected, unsupported
 from canonlm.models.cache import Layout, document_runs, documents_from_positions, positions_in_documents
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.mixers.attention import needs_no_mask
-from canonlm.ops.packed import Documents, doc_ids_of, documents_of, is_visible, read_mask
+from canonlm.ops.varlen import Documents, doc_ids_of, documents_of, is_visible, read_mask
 
 
 def lay_out(

@@ -8,9 +8,9 @@ from transformers import Cache
 from transformers.activations import ACT2FN
 
 from canonlm.canon.variants import make_canon
+from canonlm.models.apply_canon import run_gated, run_site
 from canonlm.models.cache import Layout
 from canonlm.models.config import CanonLMConfig
-from canonlm.models.places import run_gated, run_site
 from canonlm.ops.derivatives import by_definition
 
 

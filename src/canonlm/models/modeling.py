@@ -24,7 +24,9 @@ from transformers.utils.output_capturing import capture_outputs
 
 from canonlm.canon.layer import CanonLayer, untouched
 from canonlm.canon.variants import make_canon
-from canonlm.errors import expected
+from canonlm.core.errors import expected
+from canonlm.core.saved import check_loaded, check_saved
+from canonlm.models.apply_canon import run_site
 from canonlm.models.block import DecoderLayer
 from canonlm.models.cache import Layout, check_cache, count_tokens, with_reach
 from canonlm.models.config import CanonLMConfig
@@ -34,10 +36,8 @@ from canonlm.models.loss import loss_of_hidden, loss_of_logits, mean_loss
 from canonlm.models.mixers.attention import Attention
 from canonlm.models.norm import RMSNorm
 from canonlm.models.other_names import check_arguments, read_rotary, refuse_unknown
-from canonlm.models.places import run_site
 from canonlm.models.positions import alibi_mask, rotary_table
-from canonlm.ops.packed import Documents
-from canonlm.saved import check_loaded, check_saved
+from canonlm.ops.varlen import Documents
 
 
 class _OfConfig:

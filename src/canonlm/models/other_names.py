@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from canonlm.errors import expected, unknown
+from canonlm.core.errors import expected, unknown
 
 FLAT_OPTIONS = {
     "linear_num_heads": ("num_heads",),

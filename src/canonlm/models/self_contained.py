@@ -1,13 +1,13 @@
 """A saved model with its code: flat modules beside its weights, made from our own sources.
 
-The code is what `canonlm.flat_code` makes of our decoder, without what a folder does not need.
+The code is what `canonlm.core.bundle` makes of our decoder, without what a folder does not need.
 """
 
 import ast
 from os import PathLike
 
-from canonlm import flat_code
-from canonlm.flat_code import bound_names, flat
+from canonlm.core import bundle
+from canonlm.core.bundle import bound_names, flat
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.mixers import MIXERS
 
@@ -21,13 +21,13 @@ ENTRIES = {
 
 def write_code(config: CanonLMConfig, folder: str | PathLike) -> dict[str, str]:
     """Write the modules that a model of `config` needs into `folder`. Returns the `auto_map` of its config.json."""
-    flat_code.write_modules(flat_modules(config), folder)
+    bundle.write_modules(flat_modules(config), folder)
     return {auto: flat(path) for auto, path in ENTRIES.items()}
 
 
 def flat_modules(config: CanonLMConfig) -> dict[str, str]:
     """The source code of these modules by flat name: "modeling", "config", "attention", …"""
-    return flat_code.flat_modules(ENTRIES.values(), lambda home: _source(home, config))
+    return bundle.flat_modules(ENTRIES.values(), lambda home: _source(home, config))
 
 
 def _source(home: str, config: CanonLMConfig) -> str:
@@ -39,7 +39,7 @@ def _source(home: str, config: CanonLMConfig) -> str:
         imports = "".join(f"from {mixer.__module__} import {mixer.__name__}\n" for mixer in classes.values())
         entries = ", ".join(f'"{name}": {mixer.__name__}' for name, mixer in classes.items())
         return f'"""The token mixers of this model."""\n\n{imports}\nMIXERS = {{{entries}}}\n'
-    source = flat_code.source_of(home)
+    source = bundle.source_of(home)
     if home == "canonlm.models.modeling":
         source = _replaced(source, "from_pretrained", "    # from_pretrained is transformers' own.")
         return _replaced(

@@ -23,7 +23,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from canonlm.canon.layer import CanonLayer, on_this_device
-from canonlm.errors import expected
+from canonlm.core.errors import expected
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.mixers.base import MIXERS, Mixer
 from canonlm.models.modeling import CanonLMForCausalLM

@@ -72,7 +72,7 @@ def _backward(dy_BTC: Tensor, x_BSC: Tensor, weight_KC: Tensor, doc_ids_BS: Tens
 
 def partial_sums(weight: Tensor, batch: int, length: int) -> Tensor:
     """`[blocks, *weight.shape]`, not initialized: the gradient of the weight, by the blocks of tokens in `cpu_rows`."""
-    from canonlm.ops.cpu_rows import TOKENS
+    from canonlm.ops.numba_conv import TOKENS
 
     return weight.new_empty(batch * -(-length // TOKENS), *weight.shape)
 
@@ -92,7 +92,7 @@ def _run(
     dy: Tensor | None = None,
     partials: Tensor | None = None,
 ) -> None:
-    from canonlm.ops.cpu_rows import TOKENS, Work
+    from canonlm.ops.numba_conv import TOKENS, Work
 
     batch, length, channels = x.shape
     size = x.element_size()
@@ -120,7 +120,7 @@ def launch(function: Any, work: np.ndarray, blocks: int, numbers: int) -> None:
 @functools.cache
 def _function(direction: str, kernel: int, dtype: torch.dtype) -> Any:
     """The compiled kernel. The first call compiles it in a second or two, or reads it from numba's cache."""
-    from canonlm.ops.cpu_rows import compiled
+    from canonlm.ops.numba_conv import compiled
 
     return callable_from_c(compiled(direction, kernel, str(dtype).removeprefix("torch.")))
 
@@ -168,7 +168,7 @@ def has_numba() -> bool:
 @functools.cache
 def _numba_imports() -> bool:
     try:
-        import canonlm.ops.cpu_rows as cpu_rows  # noqa: F401
+        import canonlm.ops.numba_conv as cpu_rows  # noqa: F401
     except ImportError:
         return False
     return True

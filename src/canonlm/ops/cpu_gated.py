@@ -14,9 +14,9 @@ import numpy as np
 from numba import carray, float32, from_dtype, types
 from numba.extending import intrinsic
 
-from canonlm.numba_cache import cfunc
-from canonlm.ops import cpu_rows
-from canonlm.ops.cpu_rows import GROUP, TOKENS, Lanes, addresses, all_joined, at, joined, next_block, over
+from canonlm.core.numba_cache import cfunc
+from canonlm.ops import numba_conv
+from canonlm.ops.numba_conv import GROUP, TOKENS, Lanes, addresses, all_joined, at, joined, next_block, over
 
 SIZE = 4
 """Bytes of a number."""
@@ -146,7 +146,7 @@ def _backward_rows(typing_context, table, channels, kernel, group):
 def compiled(direction: str, kernel: int) -> Any:
     """As `cpu_rows.compiled`, for a `Work` of this module."""
     # numba's cache only notices edits of this file, but it also compares the values that a function closes over.
-    rows_sha256 = hashlib.sha256(Path(cpu_rows.__file__).read_bytes()).hexdigest()
+    rows_sha256 = hashlib.sha256(Path(numba_conv.__file__).read_bytes()).hexdigest()
 
     def forward(pointer):
         rows_sha256  # noqa: B018

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from canonlm.ops.compiled import cached_constant
 from canonlm.ops.derivatives import first_only
-from canonlm.ops.packed import Documents, documents_of
+from canonlm.ops.varlen import Documents, documents_of
 
 
 def takes(x_BTHD: Tensor) -> bool:

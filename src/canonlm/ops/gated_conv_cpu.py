@@ -99,7 +99,7 @@ def _run(
     partials: Tensor | None = None,
 ) -> None:
     from canonlm.ops.cpu_gated import SIZE, Work
-    from canonlm.ops.cpu_rows import TOKENS
+    from canonlm.ops.numba_conv import TOKENS
 
     batch, length, channels = gate.shape
     gate, up, doc_ids = rowwise(gate), rowwise(up), ids_of(doc_ids)

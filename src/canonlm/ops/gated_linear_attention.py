@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from canonlm.ops import fla
+from canonlm.ops.autocast import outside_autocast
 from canonlm.ops.chunks import decays, from_chunks, pad_to_chunks, scan, segments, starts, to_chunks
 from canonlm.ops.derivatives import differentiated_again, gradients
-from canonlm.ops.packed import Documents
-from canonlm.ops.precision import outside_autocast
+from canonlm.ops.selftest import SHAPE, Inputs, Kernel, judge, log_decays, normal, states
 from canonlm.ops.steps import by_steps, run_steps
-from canonlm.ops.trials import SHAPE, Inputs, Kernel, judge, log_decays, normal, states
+from canonlm.ops.varlen import Documents
 
 NEAR = 8
 """Block size in the chunked form: scores within a block are computed pair by pair, others by matrix products."""

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from canonlm.ops.compiled import cached_constant
 from canonlm.ops.derivatives import by_definition
-from canonlm.ops.packed import Documents, documents_of
-from canonlm.ops.trials import SHAPE, Inputs, Kernel, judge, normal
+from canonlm.ops.selftest import SHAPE, Inputs, Kernel, judge, normal
+from canonlm.ops.varlen import Documents, documents_of
 
 LARGEST_HEAD = 192
 """Channels of a head: some GPUs have no backward for larger heads."""

@@ -88,7 +88,7 @@ def _run(
     dy: Tensor | None = None,
     partials: Tensor | None = None,
 ) -> None:
-    from canonlm.ops.cpu_rows import TOKENS, Rotation
+    from canonlm.ops.numba_conv import TOKENS, Rotation
 
     batch, time, channels = x.shape
     x, weight, doc_ids = rowwise(x), weight.contiguous(), ids_of(doc_ids)
@@ -110,7 +110,7 @@ def _run(
 
 @functools.cache
 def _function(direction: str, kernel: int) -> Any:
-    from canonlm.ops.cpu_rows import compiled
+    from canonlm.ops.numba_conv import compiled
 
     return callable_from_c(compiled(direction, kernel, "float32", rotates=True))
 

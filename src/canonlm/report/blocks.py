@@ -13,11 +13,11 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
-from ..runs.rows import Evaluation
-from ..runs.spread import MIN_SEEDS, Spread
-from ..runs.summary import Difference, wilson
-from .theme import COLORS, DARK, FONT, Look
-from .words import Quantity, count_of, hint_of, percent, small_of, span
+from canonlm.report.format import Quantity, count_of, hint_of, percent, small_of, span
+from canonlm.report.theme import COLORS, DARK, FONT, Look
+from canonlm.runs.rows import Evaluation
+from canonlm.runs.spread import MIN_SEEDS, Spread
+from canonlm.runs.summary import Difference, wilson
 
 Block = dict[str, Any]
 Cell = str | dict[str, Any]

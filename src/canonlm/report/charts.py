@@ -9,13 +9,13 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ..runs.groups import group_of_each
-from ..runs.identity import short
-from ..runs.load import Run
-from ..runs.rows import Evaluation, is_slice
-from ..runs.spread import Spread, by_seed
-from ..runs.summary import Architecture, at_most, wilson
-from .words import Quantity, count_of, hint_of, number, percent, quantity, score_label, slice_label, span
+from canonlm.report.format import Quantity, count_of, hint_of, number, percent, quantity, score_label, slice_label, span
+from canonlm.runs.groups import group_of_each
+from canonlm.runs.identity import short
+from canonlm.runs.load import Run
+from canonlm.runs.rows import Evaluation, is_slice
+from canonlm.runs.spread import Spread, by_seed
+from canonlm.runs.summary import Architecture, at_most, wilson
 
 Chart = dict[str, Any]
 Series = dict[str, Any]

@@ -4,10 +4,10 @@ import re
 from collections.abc import Sequence
 from html import escape as html_escape
 
-from ..experiments.claims import STATES, Claim, Estimate, summary
-from .blocks import Block, Cell, cell, chart, fold, page, table
-from .charts import Chart, series_of
-from .theme import Look
+from canonlm.experiments.claims import STATES, Claim, Estimate, summary
+from canonlm.report.blocks import Block, Cell, cell, chart, fold, page, table
+from canonlm.report.charts import Chart, series_of
+from canonlm.report.theme import Look
 
 TITLE = "What the paper claims, and what runs say"
 LEAD = (

@@ -4,11 +4,11 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..runs.load import MAX_LABEL
-from ..runs.rows import one_line
-from ..suites.evaluated import Evaluated
-from .blocks import Cell
-from .words import count_of, number, percent, shown
+from canonlm.report.blocks import Cell
+from canonlm.report.format import count_of, number, percent, shown
+from canonlm.runs.evaluated import Evaluated
+from canonlm.runs.load import MAX_LABEL
+from canonlm.runs.rows import one_line
 
 SUITES = {
     "multihop": (

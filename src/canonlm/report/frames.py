@@ -9,20 +9,20 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import expected
-from ..experiments.published.benchmarks import LOWER_IS_BETTER, PERCENT
-from ..experiments.published.names import question_of, setting_of, setting_of_suite, split_arch
-from ..experiments.tidy import QUESTION, frame, short_size
-from ..runs.folder import read_config
-from ..runs.identity import NOT_IN_GROUP, NOT_IN_IDENTITY, flat, what_differs
-from ..runs.identity import settings as settings_of
-from ..runs.load import LeftOut, Run, TextRun
-from ..runs.rows import DAMAGE, Evaluation, TextEvaluation, finite, one_line, slice_key
-from ..runs.text import mixes, shape_of, tokens_of
-from ..runs.values import values_of
-from ..suites.evaluated import Evaluated
-from ..untrusted import is_inside
-from .gather import Gathered, gather
+from canonlm.core.errors import expected
+from canonlm.core.untrusted import is_inside
+from canonlm.experiments.published.benchmarks import LOWER_IS_BETTER, PERCENT
+from canonlm.experiments.published.names import question_of, setting_of, setting_of_suite, split_arch
+from canonlm.experiments.tidy import QUESTION, frame, short_size
+from canonlm.runs.evaluated import Evaluated
+from canonlm.runs.folder import read_config
+from canonlm.runs.gather import Gathered, gather
+from canonlm.runs.identity import NOT_IN_GROUP, NOT_IN_IDENTITY, flat, what_differs
+from canonlm.runs.identity import settings as settings_of
+from canonlm.runs.load import LeftOut, Run, TextRun
+from canonlm.runs.rows import DAMAGE, Evaluation, TextEvaluation, finite, one_line, slice_key
+from canonlm.runs.text import mixes, shape_of, tokens_of
+from canonlm.runs.values import values_of
 
 if TYPE_CHECKING:
     import polars as pl
@@ -222,7 +222,7 @@ def _of_model(one: Evaluated, name: str, folder: Path) -> Row:
 
 @cache
 def _settings() -> dict[str, Row]:
-    from ..experiments.published import settings
+    from canonlm.experiments.published import settings
 
     known = settings().select("model", "arch", "canon", "size", "tokens", "lr").to_dicts()
     return {row.pop("model"): row for row in known}

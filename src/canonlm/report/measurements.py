@@ -8,17 +8,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import unknown
-from ..experiments.tidy import fitting
-from ..runs.find import Folders
-from ..runs.identity import flat, write
-from ..runs.load import LeftOut, Run, TextRun
-from ..runs.rows import DAMAGE, Evaluation, TextEvaluation, known_count
-from ..runs.text import tokens_of
-from ..runs.values import values_of
-from ..suites.evaluated import Evaluated
-from .frames import scores_of, tasks_of
-from .gather import Gathered, gather
+from canonlm.core.errors import unknown
+from canonlm.experiments.tidy import fitting
+from canonlm.report.frames import scores_of, tasks_of
+from canonlm.runs.evaluated import Evaluated
+from canonlm.runs.find import Folders
+from canonlm.runs.gather import Gathered, gather
+from canonlm.runs.identity import flat, write
+from canonlm.runs.load import LeftOut, Run, TextRun
+from canonlm.runs.rows import DAMAGE, Evaluation, TextEvaluation, known_count
+from canonlm.runs.text import tokens_of
+from canonlm.runs.values import values_of
 
 if TYPE_CHECKING:
     import polars as pl

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..runs.load import Run, TextRun
-from ..runs.rows import TextEvaluation
-from .play import Play
-from .sheet import write_rows
+from canonlm.report.play import Play
+from canonlm.report.sheet import write_rows
+from canonlm.runs.load import Run, TextRun
+from canonlm.runs.rows import TextEvaluation
 
 CSV_COLUMNS = ("section", "run", "arch", "lr", "seed", "state", "row", "step", "slice", "correct", "total", "accuracy",
                "measure", "value", "parameters")  # fmt: skip

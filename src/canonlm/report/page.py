@@ -4,20 +4,20 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..files import write_text
-from ..runs.find import Folders, as_paths
-from ..runs.groups import group_of_each
-from ..runs.load import Run, TextRun
-from ..runs.summary import summarise
-from .blocks import Block, fold, page, table
-from .evals import suite_tables
-from .numbers import numbers_csv
-from .play import LeftOut, Play, load_play
-from .results_payload import of_runs, payload
-from .section import section_blocks
-from .text_section import text_blocks
-from .theme import looks
-from .words import count_of, listed, sentence
+from canonlm.core.files import write_text
+from canonlm.report.blocks import Block, fold, page, table
+from canonlm.report.evals import suite_tables
+from canonlm.report.format import count_of, listed, sentence
+from canonlm.report.numbers import numbers_csv
+from canonlm.report.play import LeftOut, Play, load_play
+from canonlm.report.results_payload import of_runs, payload
+from canonlm.report.section import section_blocks
+from canonlm.report.text_section import text_blocks
+from canonlm.report.theme import looks
+from canonlm.runs.find import Folders, as_paths
+from canonlm.runs.groups import group_of_each
+from canonlm.runs.load import Run, TextRun
+from canonlm.runs.summary import summarise
 
 MAX_NAMES = 3
 

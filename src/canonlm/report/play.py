@@ -5,14 +5,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..runs.find import Folders
-from ..runs.load import MAX_LABEL, LeftOut, Run, TextRun
-from ..runs.rows import finite, one_line, writable
-from ..runs.text import mixes
-from ..suites.evaluated import Evaluated, years_of
-from ..untrusted import read_object
-from .gather import Gathered, gather
-from .words import listed
+from canonlm.core.untrusted import read_object
+from canonlm.report.format import listed
+from canonlm.runs.evaluated import Evaluated, years_of
+from canonlm.runs.find import Folders
+from canonlm.runs.gather import Gathered, gather
+from canonlm.runs.load import MAX_LABEL, LeftOut, Run, TextRun
+from canonlm.runs.rows import finite, one_line, writable
+from canonlm.runs.text import mixes
 
 MAX_TITLES = 3
 MAX_COMMAND = 20_000  # letters

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from ..experiments.profiled import Arm, Profile, TaskProfile
-from ..runs.statistics import Comparison
-from .words import count_of, listed, percent, points
+from canonlm.experiments.profile_results import Arm, Profile, TaskProfile
+from canonlm.report.format import count_of, listed, percent, points
+from canonlm.runs.statistics import Comparison
 
 STATES = {
     "higher": "better on",

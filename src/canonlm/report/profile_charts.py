@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from statistics import mean
 from typing import Any
 
-from ..experiments.outcomes import accuracy
-from ..experiments.profiled import SOLVED, Arm, Profile, TaskProfile
-from .charts import GUESS, Chart, Series, level, series_of, steps_axis
-from .words import count_of, hint_of, percent
+from canonlm.experiments.outcomes import accuracy
+from canonlm.experiments.profile_results import SOLVED, Arm, Profile, TaskProfile
+from canonlm.report.charts import GUESS, Chart, Series, level, series_of, steps_axis
+from canonlm.report.format import count_of, hint_of, percent
 
 ROW, GAP = 18, 20  # pixels per architecture, and between tasks
 

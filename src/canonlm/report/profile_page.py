@@ -3,14 +3,14 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..experiments.profiled import SOLVED, Arm, Profile, TaskProfile
-from ..runs.identity import short
-from ..runs.words import score_of, words_of
-from .blocks import Block, Cell, caveat, cell, chart, fold, page, spread_cell, table
-from .profile import caveats, headlines, verdicts
-from .profile_charts import curves, scores, solved
-from .theme import looks
-from .words import count_of, percent, quantity, sentence
+from canonlm.experiments.profile_results import SOLVED, Arm, Profile, TaskProfile
+from canonlm.report.blocks import Block, Cell, caveat, cell, chart, fold, page, spread_cell, table
+from canonlm.report.format import count_of, percent, quantity, sentence
+from canonlm.report.profile import caveats, headlines, verdicts
+from canonlm.report.profile_charts import curves, scores, solved
+from canonlm.report.theme import looks
+from canonlm.runs.identity import short
+from canonlm.runs.task_info import score_of, words_of
 
 INTERVALS = "Intervals: 95 %, of the mean over seeds, for three seeds or more"
 SCORES = f"Score after training, by task. {INTERVALS}. Pale dots: single seeds. The dotted line: what guessing scores."

@@ -4,9 +4,9 @@ settings. Its views (`web`) draw the data of `results_payload` that pass the fil
 
 from pathlib import Path
 
-from ..files import write_text
-from .blocks import Block, fold, page
-from .results_payload import Shown, model_looks, payload
+from canonlm.core.files import write_text
+from canonlm.report.blocks import Block, fold, page
+from canonlm.report.results_payload import Shown, model_looks, payload
 
 TITLE = "Published results"
 ABOUT = (

@@ -9,16 +9,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..experiments import published, tidy
-from ..experiments.published.benchmarks import LOWER_IS_BETTER
-from ..experiments.published.confounders import NOTES, mark, notes
-from ..experiments.published.training import as_in_the_paper
-from ..experiments.tidy import MODEL, QUESTION, has_canon
-from ..runs.load import LeftOut
-from . import frames
-from .gather import Gathered
-from .results_tables import groups_of
-from .theme import MUTED, Look, looks
+from canonlm.experiments import published, tidy
+from canonlm.experiments.published.benchmarks import LOWER_IS_BETTER
+from canonlm.experiments.published.confounders import NOTES, mark, notes
+from canonlm.experiments.published.training import as_in_the_paper
+from canonlm.experiments.tidy import MODEL, QUESTION, has_canon
+from canonlm.report import frames
+from canonlm.report.results_tables import groups_of
+from canonlm.report.theme import MUTED, Look, looks
+from canonlm.runs.gather import Gathered
+from canonlm.runs.load import LeftOut
 
 if TYPE_CHECKING:
     import polars as pl

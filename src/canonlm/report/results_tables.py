@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.table import Table
 from rich.text import Text
 
-from ..errors import plain, unknown
-from ..experiments.published.benchmarks import BENCHMARKS, GROUPS, LOWER_IS_BETTER, PERCENT
-from ..experiments.published.confounders import mark, notes
-from ..experiments.tidy import MODEL, QUESTION, short_tokens
-from .words import number, signed
+from canonlm.core.errors import plain, unknown
+from canonlm.experiments.published.benchmarks import BENCHMARKS, GROUPS, LOWER_IS_BETTER, PERCENT
+from canonlm.experiments.published.confounders import mark, notes
+from canonlm.experiments.tidy import MODEL, QUESTION, short_tokens
+from canonlm.report.format import number, signed
 
 if TYPE_CHECKING:
     import polars as pl

@@ -6,20 +6,20 @@ has a chart and a table.
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ..runs import summary
-from ..runs.groups import group_of_each
-from ..runs.identity import short
-from ..runs.load import Run, TextRun
-from ..runs.rows import is_slice, primary
-from ..runs.spread import MIN_SEEDS
-from ..runs.summary import Architecture, Difference, Rate
-from ..runs.words import score_of, words_of
-from .blocks import Block, Cell, caveat, chart, difference_cell, fold, spread_cell, table, value_cell
-from .charts import final_chart, learning_curves, loss_curves, size_curves, unfinished_curves
-from .play import Section
-from .sentences import choice, verdict
-from .settings import Setting, settings, unplanned
-from .words import count_of, listed, percent, quantity, scale_words, score_label, sentence
+from canonlm.report.blocks import Block, Cell, caveat, chart, difference_cell, fold, spread_cell, table, value_cell
+from canonlm.report.charts import final_chart, learning_curves, loss_curves, size_curves, unfinished_curves
+from canonlm.report.format import count_of, listed, percent, quantity, scale_words, score_label, sentence
+from canonlm.report.play import Section
+from canonlm.report.sentences import choice, verdict
+from canonlm.report.settings import Setting, settings, unplanned
+from canonlm.runs import summary
+from canonlm.runs.groups import group_of_each
+from canonlm.runs.identity import short
+from canonlm.runs.load import Run, TextRun
+from canonlm.runs.rows import is_slice, primary
+from canonlm.runs.spread import MIN_SEEDS
+from canonlm.runs.summary import Architecture, Difference, Rate
+from canonlm.runs.task_info import score_of, words_of
 
 Gap = tuple[str, int, Mapping[str, Difference]]
 """(what minus what, pairs of runs, differences by slice and measure)"""

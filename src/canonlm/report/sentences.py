@@ -4,11 +4,11 @@ import itertools
 from collections.abc import Mapping, Sequence
 from statistics import mean
 
-from ..runs import statistics
-from ..runs.rows import is_slice, primary
-from ..runs.summary import Architecture, Rate
-from ..runs.words import score_of
-from .words import count_of, listed, quantity, sentence, slice_label
+from canonlm.report.format import count_of, listed, quantity, sentence, slice_label
+from canonlm.runs import statistics
+from canonlm.runs.rows import is_slice, primary
+from canonlm.runs.summary import Architecture, Rate
+from canonlm.runs.task_info import score_of
 
 FEW = 3  # architectures that can be compared in sentences; for more, tables are clearer
 

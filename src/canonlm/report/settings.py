@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..runs.folder import Recorded
-from ..runs.groups import grouped
-from ..runs.identity import flat
-from .words import shown
+from canonlm.report.format import shown
+from canonlm.runs.folder import Recorded
+from canonlm.runs.groups import grouped
+from canonlm.runs.identity import flat
 
 WORDS = {
     "train.optim.lr": "learning rate",

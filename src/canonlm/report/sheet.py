@@ -10,8 +10,8 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import untrusted
-from ..experiments.tidy import SCHEMA
+from canonlm.core import untrusted
+from canonlm.experiments.tidy import SCHEMA
 
 if TYPE_CHECKING:
     import polars as pl

@@ -7,16 +7,16 @@ from rich.markup import escape as escape_rich
 from rich.table import Table
 from rich.text import Text
 
-from ..errors import plain
-from ..runs.rows import is_slice
-from ..runs.summary import Architecture, adjusted, columns_of, scales_of, summarise
-from .blocks import Block, Cell, table
-from .evals import suite_tables
-from .play import Play
-from .section import by_rate, by_scale, ranking
-from .text_scores import scores_blocks
-from .text_section import every_run
-from .words import scale_words, score_label
+from canonlm.core.errors import plain
+from canonlm.report.blocks import Block, Cell, table
+from canonlm.report.evals import suite_tables
+from canonlm.report.format import scale_words, score_label
+from canonlm.report.play import Play
+from canonlm.report.section import by_rate, by_scale, ranking
+from canonlm.report.text_scores import scores_blocks
+from canonlm.report.text_section import every_run
+from canonlm.runs.rows import is_slice
+from canonlm.runs.summary import Architecture, adjusted, columns_of, scales_of, summarise
 
 MAX_SLICES = 4  # that have a column each; more have a table of their own, with a row each
 STYLES = {"best": "bold", "aside": "dim"}

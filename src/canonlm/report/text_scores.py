@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
-from ..runs.groups import grouped
-from ..runs.spread import Spread, by_seed, spread_of
-from ..runs.text import TextRun, set_names
-from .blocks import Block, Cell, spread_cell, table
-from .play import TextSection
-from .sentences import of_choosing
-from .words import Quantity, count_of, listed, percent, points
+from canonlm.report.blocks import Block, Cell, spread_cell, table
+from canonlm.report.format import Quantity, count_of, listed, percent, points
+from canonlm.report.play import TextSection
+from canonlm.report.sentences import of_choosing
+from canonlm.runs.groups import grouped
+from canonlm.runs.spread import Spread, by_seed, spread_of
+from canonlm.runs.text import TextRun, set_names
 
 MAX_NAMED = 4
 NOTE = (

@@ -6,15 +6,15 @@ There is no accuracy, because a text has no questions with one right answer.
 import math
 from collections.abc import Sequence
 
-from ..runs.groups import group_of_each
-from ..runs.identity import short
-from ..runs.text import TextRun, set_names, shape_of, tokens_of
-from .blocks import Block, Cell, caveat, cell, chart, fold, table
-from .charts import series_of
-from .play import TextSection
-from .section import not_planned, settings_blocks
-from .text_scores import answer, loss_columns, scores_blocks
-from .words import count_of
+from canonlm.report.blocks import Block, Cell, caveat, cell, chart, fold, table
+from canonlm.report.charts import series_of
+from canonlm.report.format import count_of
+from canonlm.report.play import TextSection
+from canonlm.report.section import not_planned, settings_blocks
+from canonlm.report.text_scores import answer, loss_columns, scores_blocks
+from canonlm.runs.groups import group_of_each
+from canonlm.runs.identity import short
+from canonlm.runs.text import TextRun, set_names, shape_of, tokens_of
 
 MAX_POINTS = 20_000  # of training loss in a chart, shared among its runs
 MIN_POINTS = 20

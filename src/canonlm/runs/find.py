@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from canonlm.errors import expected, plain
-from canonlm.untrusted import path_inside
+from canonlm.core.errors import expected, plain
+from canonlm.core.untrusted import path_inside
 
 Folders = str | Path | Sequence[str | Path]
 

@@ -24,19 +24,18 @@ from typing import Any, Generic, Protocol
 
 import yaml
 
-from canonlm import untrusted
-from canonlm.errors import InvalidSetting, expected, writing
-from canonlm.files import make_folder, write_bytes, write_json, write_text
-from canonlm.yaml12 import read_yaml
-
-from .identity import Config, changes, check_label, label
-from .rows import DAMAGE, E, Evaluate, TrainRow, count, finite, known_count, one_line, read
+from canonlm.core import untrusted
+from canonlm.core.errors import InvalidSetting, expected, writing
+from canonlm.core.files import make_folder, write_bytes, write_json, write_text
+from canonlm.core.safe_yaml import read_yaml
+from canonlm.runs.identity import Config, changes, check_label, label
+from canonlm.runs.rows import DAMAGE, E, Evaluate, TrainRow, count, finite, known_count, one_line, read
 
 TASK = "task.json"
 
 
 class Outside(Protocol):
-    """A file from outside that a run uses, as `canonlm.outside.load` gives it."""
+    """A file from outside that a run uses, as `canonlm.core.user_code.load` gives it."""
 
     @property
     def file(self) -> Path: ...
@@ -81,7 +80,7 @@ def create(
     words: Mapping[str, Any] | None = None,
 ) -> None:
     """Make the folder and write its configuration. The configuration of a continued run is checked and
-    replaced. words: of a task from outside (`canonlm.runs.words`)."""
+    replaced. words: of a task from outside (`canonlm.runs.task_info`)."""
     check(folder, config, load, outside)
     make(folder)
     path, text = folder / "config.yaml", to_yaml(config)
@@ -123,7 +122,7 @@ def to_yaml(config: Config) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes a text such as 1e3, which `canonlm.train.recipe` would read as a number."""
+    """Quotes a text such as 1e3, which `canonlm.train.load_config` would read as a number."""
 
 
 _Dumper.add_implicit_resolver(

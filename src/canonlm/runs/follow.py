@@ -5,9 +5,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from canonlm.untrusted import open_regular, own_file
-
-from .rows import (
+from canonlm.core.untrusted import open_regular, own_file
+from canonlm.runs.rows import (
     DAMAGE,
     MAX_LINE,
     Evaluate,

@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from .folder import Recorded
-from .identity import NOT_IN_GROUP, NOT_IN_IDENTITY, group, leaf, settings, short, what_differs, write
+from canonlm.runs.folder import Recorded
+from canonlm.runs.identity import NOT_IN_GROUP, NOT_IN_IDENTITY, group, leaf, settings, short, what_differs, write
 
 R = TypeVar("R", bound=Recorded[Any])
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from canonlm.errors import shown
+from canonlm.core.errors import shown
 
 Config = Mapping[str, Any]
 Difference = tuple[str, Any, Any]
@@ -99,7 +99,7 @@ def differences(a: Config, b: Config) -> list[Difference]:
 def changes(began: Config, now: Config) -> list[Difference]:
     """The differences with which a run cannot be continued.
 
-    A text may have another path: its sha256 identifies it (`canonlm.train.reading.check_unchanged`). With a constant
+    A text may have another path: its sha256 identifies it (`canonlm.train.data.check_unchanged`). With a constant
     learning rate, `train.steps` may be raised: with other schedules, finished steps would have had other rates.
     """
     old, new = flat(began), flat(now)

@@ -28,11 +28,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from canonlm.errors import expected
-from canonlm.files import create, time_in
-from canonlm.untrusted import open_regular, parse_json
-
-from .rows import DAMAGE, one_line
+from canonlm.core.errors import expected
+from canonlm.core.files import create, time_in
+from canonlm.core.untrusted import open_regular, parse_json
+from canonlm.runs.rows import DAMAGE, one_line
 
 SILENT = 5
 """Intervals without a heartbeat after which a lease may be taken over."""

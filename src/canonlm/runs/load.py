@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from canonlm.errors import expected
-from canonlm.outside import is_reference
-
-from .folder import TASK, Recorded, read_config, recorded
-from .identity import ABSENT
-from .rows import Evaluation, evaluation, one_line
-from .text import TextRun, load_text
-from .words import Named, read
+from canonlm.core.errors import expected
+from canonlm.core.user_code import is_reference
+from canonlm.runs.folder import TASK, Recorded, read_config, recorded
+from canonlm.runs.identity import ABSENT
+from canonlm.runs.rows import Evaluation, evaluation, one_line
+from canonlm.runs.task_info import Named, read
+from canonlm.runs.text import TextRun, load_text
 
 MAX_REASON, MAX_LABEL = 300, 300
 """Max letters of texts from files."""

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from .identity import Config, differences, digest, exact, leaf, write
+from canonlm.runs.identity import Config, differences, digest, exact, leaf, write
 
 LONG = 32  # max letters of settings in a name; longer ones become a hash
 MAX_LETTERS = 100  # letters of one part of a name: file systems take 255 bytes

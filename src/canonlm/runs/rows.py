@@ -14,9 +14,9 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, Any, Protocol, TypeGuard, TypeVar
 
-from canonlm.errors import plain
-from canonlm.files import append, write_text
-from canonlm.untrusted import open_regular, own_file, parse_json, read_bytes, read_text
+from canonlm.core.errors import plain
+from canonlm.core.files import append, write_text
+from canonlm.core.untrusted import open_regular, own_file, parse_json, read_bytes, read_text
 
 TRAIN_KEYS = {
     "kind": '"train"',

@@ -4,8 +4,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .intervals import t_interval
-from .statistics import mean_interval
+from canonlm.runs.intervals import t_interval
+from canonlm.runs.statistics import mean_interval
 
 MIN_SEEDS = 3
 """The min number of seeds for an interval."""

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .intervals import spread_interval, t_factor, t_probability
+from canonlm.runs.intervals import spread_interval, t_factor, t_probability
 
 Values = NDArray[np.float64]
 

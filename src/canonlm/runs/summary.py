@@ -12,15 +12,15 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from . import statistics as seeds_statistics
-from .groups import Group, grouped
-from .identity import flat
-from .identity import group as group_of
-from .intervals import wilson_interval
-from .load import Run
-from .rows import Count, Evaluation, in_order, is_slice, primary, scale_of
-from .spread import MIN_SEEDS, Spread, by_seed, spread_of
-from .words import score_of
+from canonlm.runs import statistics as seeds_statistics
+from canonlm.runs.groups import Group, grouped
+from canonlm.runs.identity import flat
+from canonlm.runs.identity import group as group_of
+from canonlm.runs.intervals import wilson_interval
+from canonlm.runs.load import Run
+from canonlm.runs.rows import Count, Evaluation, in_order, is_slice, primary, scale_of
+from canonlm.runs.spread import MIN_SEEDS, Spread, by_seed, spread_of
+from canonlm.runs.task_info import score_of
 
 MIN_RATES = 3
 AT_MOST = "_at_most"  # suffix of a measure that bounds another

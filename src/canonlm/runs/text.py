@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from canonlm.errors import expected
-
-from .folder import Recorded, read_object, recorded
-from .rows import DAMAGE, TextEvaluation, count, finite, known_count, one_line, text_evaluation
+from canonlm.core.errors import expected
+from canonlm.runs.folder import Recorded, read_object, recorded
+from canonlm.runs.rows import DAMAGE, TextEvaluation, count, finite, known_count, one_line, text_evaluation
 
 
 @dataclass(frozen=True)

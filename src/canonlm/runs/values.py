@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from .rows import Evaluation, TextEvaluation
-from .words import headline
+from canonlm.runs.rows import Evaluation, TextEvaluation
+from canonlm.runs.task_info import headline
 
 
 class Value(NamedTuple):

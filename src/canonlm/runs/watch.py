@@ -7,12 +7,12 @@ This is cheap: files with the same size and time are not opened, and of a grown 
 from pathlib import Path
 from typing import NamedTuple
 
-from .find import Folders, as_paths, configured
-from .folder import about, read_config, read_object
-from .follow import Followed
-from .load import task_of
-from .rows import evaluation, text_evaluation, writable
-from .text import named_sources
+from canonlm.runs.find import Folders, as_paths, configured
+from canonlm.runs.folder import about, read_config, read_object
+from canonlm.runs.follow import Followed
+from canonlm.runs.load import task_of
+from canonlm.runs.rows import evaluation, text_evaluation, writable
+from canonlm.runs.text import named_sources
 
 QUIET_SECONDS = 300.0  # without a row, after which a run counts as unfinished
 

@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
-from canonlm.errors import expected
+from canonlm.core.errors import expected
 from canonlm.suites.reading import text_of
 
 

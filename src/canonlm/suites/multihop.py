@@ -21,8 +21,8 @@ from typing import Any, ClassVar
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from canonlm.errors import expected, writing
-from canonlm.files import complete_file
+from canonlm.core.errors import expected, writing
+from canonlm.core.files import complete_file
 from canonlm.suites.background import fill, open_background, scatter
 from canonlm.suites.questions import Question, Tokens
 from canonlm.tasks.capo.people import check_people

@@ -17,18 +17,20 @@ from typing import Any, NamedTuple
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from canonlm import evals, outside, tasks
+from canonlm import tasks
+from canonlm.core import user_code
+from canonlm.core.errors import expected
 from canonlm.data.windows import WindowStream
-from canonlm.errors import expected
-from canonlm.evals.answers import Answer
-from canonlm.evals.windows import WindowEval
 from canonlm.models.build import wrap
 from canonlm.runs.identity import exact
 from canonlm.runs.rows import slice_key
-from canonlm.suites.opening import Subject
+from canonlm.suites.load_model import Subject
 from canonlm.suites.questions import Score, not_finite, share_right
+from canonlm.train import evals
 from canonlm.train.config import RunConfig, Settings, build_task
-from canonlm.train.recipe import load
+from canonlm.train.evals.answers import Answer
+from canonlm.train.evals.windows import WindowEval
+from canonlm.train.load_config import load
 
 BATCH_SIZE = 32
 DEFAULT_LENGTH = 2048  # tokens of a window, if neither a run nor the model has a length
@@ -63,7 +65,7 @@ def evaluations(
     ValueError: no such task, another vocabulary than the model's, lengths that are impossible for the task.
     """
     source = Path(subject.about["source"])
-    with outside.of_run(source, subject.trusted):
+    with user_code.of_run(source, subject.trusted):
         run = load(source / "config.yaml") if (source / "config.yaml").is_file() else None
         task = _task(subject, run, settings)
     lengths = sorted(set(settings.lengths))

@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from canonlm.errors import expected
-from canonlm.untrusted import read_bytes
+from canonlm.core.errors import expected
+from canonlm.core.untrusted import read_bytes
 
 MAX_BYTES = 2**30
 """Max bytes of a text, which is held in memory."""

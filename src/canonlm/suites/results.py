@@ -10,7 +10,6 @@ and their sha256, so that changed answers are detected.
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -22,21 +21,17 @@ from typing import Any
 
 from filelock import Timeout
 
-from canonlm.errors import brief, expected, writing
-from canonlm.files import append, lock, make_folder, write_json, write_text
+from canonlm.core.errors import brief, expected, writing
+from canonlm.core.files import append, lock, make_folder, write_json, write_text
+from canonlm.core.untrusted import read_object
+from canonlm.runs.answers import Row, check_answers, damaged, digest, rows_in
 from canonlm.runs.names import slug
 from canonlm.suites.questions import Question, Questions, Score, not_finite, scores
-from canonlm.untrusted import parse_json, path_inside, read_bytes, read_object
 
 PACKAGES = ("canonlm", "torch", "transformers", "lm_eval")
 
 Write = Callable[[Sequence[str], int, Sequence[str]], Iterator[tuple[int, str]]]
 """(prompts, max new tokens, stop strings) → (index of a prompt, text), as they are written."""
-
-MAX_ANSWERS = 2**30
-"""Max bytes of a file of answers."""
-
-Row = dict[str, Any]
 
 
 class Results:
@@ -108,7 +103,7 @@ class Results:
         try:
             results = scores(rows, questions.measures)
         except (KeyError, TypeError) as error:
-            raise _damaged(path, f"{type(error).__name__}: {error}") from None
+            raise damaged(path, f"{type(error).__name__}: {error}") from None
         self._note(suite, questions.name, path, rows)
         return [*results, *_not_finite(rows)]
 
@@ -133,7 +128,7 @@ class Results:
 
     def _note(self, suite: str, name: str, path: Path, rows: Sequence[Row]) -> None:
         file = path.relative_to(self.out).as_posix()
-        self._answers[suite, name] = {"file": file, "count": len(rows), "sha256": _digest(rows)}
+        self._answers[suite, name] = {"file": file, "count": len(rows), "sha256": digest(rows)}
 
     def _ask(
         self,
@@ -143,7 +138,7 @@ class Results:
         on_answer: Callable[[int], None],
         not_finite: Collection[int],
     ) -> list[Row]:
-        rows = {index: row for index, row in _rows(path, cut=True).items() if index < len(questions)}
+        rows = {index: row for index, row in rows_in(path, cut=True).items() if index < len(questions)}
         unanswered = {index: questions[index] for index in range(len(questions)) if index not in rows}
         numbers = list(unanswered)
         on_answer(len(rows))
@@ -198,45 +193,8 @@ def _key(*parts: Any) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def read_answers(folder: Path, entry: Mapping[str, Any]) -> list[Row]:
-    """The answers of an entry of `folder/results.json`, in the order of the questions: `{"index", "slice", "answer",
-    "output", "right"}` with the right answer, the model's text and whether it is right by each measure; for the
-    playground also `question`.
-
-    ValueError: the entry names no answers, they cannot be read, or its scores are from other answers.
-    """
-    noted = entry.get("answers")
-    count, sha256 = (noted.get(key) for key in ("count", "sha256")) if isinstance(noted, dict) else (None, None)
-    if not isinstance(noted, dict) or not isinstance(count, int) or not isinstance(sha256, str):
-        raise ValueError(f"{folder / 'results.json'}: {str(entry.get('name'))[:100]!r} names no answers")
-    path = path_inside(folder, noted.get("file"), str(folder / "results.json"))
-    if not os.path.exists(path):
-        raise ValueError(f"{str(path)[:300]}: cannot be read (no such file)")
-    by_index = _rows(path)
-    rows = [by_index[index] for index in sorted(by_index) if index < count]
-    if len(rows) != count or _digest(rows) != sha256:
-        what = "the answers behind the scores in results.json, got others"
-        raise ValueError(f"{path}: expected {what} (to ask again, remove this file and its entry in results.json)")
-    return rows
-
-
-def check_answers(folder: Path, entry: Mapping[str, Any]) -> None:
-    """ValueError if the answers of an entry were changed. Entries of earlier versions name no answers, and answers may
-    have been removed: both are fine."""
-    noted = entry.get("answers")
-    if noted is None:
-        return
-    name = noted.get("file") if isinstance(noted, dict) else noted
-    if os.path.exists(path_inside(folder, name, str(folder / "results.json"))):
-        read_answers(folder, entry)
-
-
 def _not_finite(rows: Sequence[Row]) -> list[Score]:
     return not_finite(sum(row.get("finite") is False for row in rows), len(rows))
-
-
-def _digest(rows: Sequence[Row]) -> str:
-    return hashlib.sha256("\n".join(json.dumps(row, sort_keys=True) for row in rows).encode()).hexdigest()
 
 
 def _entry(entry: Any) -> Row:
@@ -247,34 +205,6 @@ def _entry(entry: Any) -> Row:
         if not isinstance(score, dict) or not all(isinstance(score.get(key), kind) for key, kind in kinds.items()):
             raise ValueError(f"{brief(str(entry['name']))}: a score without a measure, a value and a slice")
     return entry
-
-
-def _damaged(path: Path, reason: object) -> ValueError:
-    return ValueError(f"{path}: a damaged line ({str(reason)[:200]}); remove it to ask these questions again")
-
-
-def _rows(path: Path, cut: bool = False) -> dict[int, Row]:
-    """The answers in a file, by index. cut: remove an incomplete last line."""
-    if not os.path.exists(path):
-        return {}
-    data = read_bytes(path, MAX_ANSWERS)
-    lines = data[: data.rfind(b"\n") + 1]
-    rows: dict[int, Row] = {}
-    for number, line in enumerate(lines.split(b"\n"), 1):
-        if not line:
-            continue
-        try:
-            row = parse_json(line, f"line {number}")
-        except ValueError as error:
-            raise _damaged(path, error) from None
-        parts = [row.get(key) for key in ("slice", "right")] if isinstance(row, dict) else []
-        if not parts or not all(isinstance(part, dict) for part in parts) or not isinstance(row.get("index"), int):
-            raise _damaged(path, f"line {number}: expected an answer with index, slice and right")
-        rows[row["index"]] = row
-    if cut and len(lines) < len(data):
-        with append(path) as file:
-            file.truncate(len(lines))
-    return rows
 
 
 def _version(package: str) -> str | None:

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple, Protocol, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from canonlm.errors import expected, refused, unknown
-from canonlm.files import Stamp
-from canonlm.suites.opening import Subject
+from canonlm.core.errors import expected, refused, unknown
+from canonlm.core.files import Stamp
+from canonlm.core.user_folders import expanded
+from canonlm.suites.load_model import Subject
 from canonlm.suites.questions import Score
 from canonlm.suites.results import Results
-from canonlm.train.recipe import override
-from canonlm.user_folders import expanded
+from canonlm.train.load_config import override
 
 SUITES = {
     "multihop": "birth years in a text, stated directly or through a chain of k people",
@@ -127,7 +127,7 @@ def run(
 def _retrieval(
     suite: str, settings: Any, subject: Subject, options: PromptOptions, results: Results, progress: ProgressReporter
 ) -> Iterator[dict[str, Any]]:
-    from canonlm.suites.writing import Writer
+    from canonlm.suites.generation import Writer
 
     if subject.tokenizer is None:
         what = f"a model with a tokenizer (--tokenizer names one: a folder, a file or bytes), as {suite} asks in words"

@@ -14,7 +14,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from canonlm.errors import expected
+from canonlm.core.errors import expected
 
 
 @dataclass(frozen=True)

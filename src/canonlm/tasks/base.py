@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
-from canonlm import outside
-from canonlm.errors import expected, unknown
+from canonlm.core import user_code
+from canonlm.core.errors import expected, unknown
 from canonlm.tasks.describe import Measure, Scale, Score
 from canonlm.tasks.packing import IGNORE, Windows, empty_windows, python_loop, rng_of
 from canonlm.tasks.random import GRADED, check_count, check_split, stream
@@ -27,7 +27,7 @@ from canonlm.tasks.records import (
 from canonlm.tasks.spec import TaskSpec
 
 if TYPE_CHECKING:
-    from canonlm.window_dataset import WindowDataset
+    from canonlm.tasks.torch_dataset import WindowDataset
 
 Sampler = tuple[Callable[..., None], Any]  # a packing loop and the tables it reads: see `packing.compile_loop`
 
@@ -41,10 +41,10 @@ class Task:
     name: str  # the name that `get` takes
     Spec: ClassVar[type[TaskSpec]] = TaskSpec
     difficulties: ClassVar[dict[str, dict[str, Any]]] = {}
-    presets: ClassVar[dict[str, dict[str, Any]]] = {}  # by size, in the format of the files of `canonlm.recipes`
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}  # by size, in the format of the files of `canonlm.launch.recipes`
     loss_on: ClassVar[str] = "answer"  # the default targets of training: "answer" or "all"
     marker_is_target: ClassVar[bool] = False  # True: under loss_on="answer", the token before an answer is a target too
-    evaluation: ClassVar[Any] = "windows"  # or "generate", or a class: see `canonlm.evals`
+    evaluation: ClassVar[Any] = "windows"  # or "generate", or a class: see `canonlm.train.evals`
     tests_what_it_trained_on: ClassVar[bool] = False  # True: a test must use the seed of the training data
     can_isolate: ClassVar[bool] = True  # False: the model must predict the start of the next instance
 
@@ -150,7 +150,7 @@ class Task:
         Raises ValueError for an unknown split or loss_on, for a negative number, and for more windows than the training
         stream has (Capo's is finite).
         """
-        from canonlm.window_dataset import WindowDataset
+        from canonlm.tasks.torch_dataset import WindowDataset
 
         return WindowDataset(
             self, split, seed, seq_len, count, loss_on=loss_on, shifted=shifted, isolate_documents=isolate_documents
@@ -342,9 +342,9 @@ def find(name: str) -> type[Task]:
     """The class of a task: `depo`, `mine.py:Parity` or `package.module:Parity`. ValueError if there is none."""
     if name in _TASKS:
         return _TASKS[name]
-    if not outside.is_reference(name):
+    if not user_code.is_reference(name):
         raise unknown("task", name, _TASKS)
-    cls = outside.load(name).object
+    cls = user_code.load(name).object
     if not (isinstance(cls, type) and issubclass(cls, Task)):
         raise expected("task", "the name of a class that is a canonlm.tasks.Task", name)
     return cls
@@ -353,7 +353,7 @@ def find(name: str) -> type[Task]:
 def get(name: str, *, difficulty: str | None = None, **spec: Any) -> Task:
     """Make a task: `get("depo", difficulty="depo1-225", M=5)`. The difficulty and single settings are optional.
 
-    `get("mine.py:Parity", length=9)` makes a task of yours, from a file or an installed package (`canonlm.outside`).
+    `get("mine.py:Parity", length=9)` makes a task of yours, from a file or an installed package.
     """
     cls = find(name)
     if difficulty is not None and difficulty not in cls.difficulties:

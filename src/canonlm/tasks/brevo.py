@@ -16,14 +16,14 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from pydantic import Field, model_validator
 
-from canonlm.numba_cache import njit
+from canonlm.core.numba_cache import njit
 from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Task, Verdict, Vocab, register
 from canonlm.tasks.depo import size_distribution
 from canonlm.tasks.describe import Scale, counted
 from canonlm.tasks.packing import IGNORE, compile_loop
 from canonlm.tasks.random import below, draw_index, shuffle, stream, two_below
 from canonlm.tasks.spec import TaskSpec
-from canonlm.tasks.words import Names, PlainNames, check_names, draw_names, room_for_names, write_name
+from canonlm.tasks.tokens import Names, PlainNames, check_names, draw_names, room_for_names, write_name
 
 BOS, QUERY, ANS, END, FIRST_NAME = range(5)
 MAX_DEGREE = 4  # max parents of a node, and max children

@@ -18,7 +18,7 @@ from canonlm.tasks.describe import Scale, counted
 from canonlm.tasks.packing import IGNORE, compile_loop
 from canonlm.tasks.random import draw_index, shuffle, two_below
 from canonlm.tasks.spec import TaskSpec
-from canonlm.tasks.words import Names, check_names, draw_names, room_for_names, write_name
+from canonlm.tasks.tokens import Names, check_names, draw_names, room_for_names, write_name
 
 BOS, ANS, FIRST_Q = 0, 1, 2
 

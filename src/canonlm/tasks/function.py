@@ -8,7 +8,7 @@ from typing import Any, ClassVar, get_type_hints
 
 from pydantic import create_model
 
-from canonlm.errors import expected, unknown
+from canonlm.core.errors import expected, unknown
 from canonlm.tasks.base import Task
 from canonlm.tasks.records import Drawn, Slice, Vocab
 from canonlm.tasks.spec import TaskSpec

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from pydantic import Field, model_validator
 
-from canonlm.numba_cache import njit
+from canonlm.core.numba_cache import njit
 from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Task, Vocab, register
 from canonlm.tasks.describe import Scale, counted
 from canonlm.tasks.packing import IGNORE, compile_loop

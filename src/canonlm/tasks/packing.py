@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from canonlm.numba_cache import njit
+from canonlm.core.numba_cache import njit
 from canonlm.tasks.random import stream
 
 IGNORE = -100  # the label of a token that is not a target, as in torch and transformers

@@ -14,8 +14,8 @@ import operator
 
 import numpy as np
 
-from canonlm.errors import expected, unknown
-from canonlm.numba_cache import njit
+from canonlm.core.errors import expected, unknown
+from canonlm.core.numba_cache import njit
 
 TRAIN, VALID, TEST, VALIDATION = 1, 2, 3, 4  # the splits in the key of a stream
 SPLITS = {"train": TRAIN, "valid": VALID, "test": TEST, "validation": VALIDATION}

@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from canonlm.errors import expected, refused
+from canonlm.core.errors import expected, refused
 
 
 class Settings(BaseModel):

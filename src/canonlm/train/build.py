@@ -4,11 +4,11 @@ from typing import Any
 
 import torch
 
-from canonlm.errors import InvalidSetting, expected
-from canonlm.limits import check_memory
+from canonlm.core.errors import InvalidSetting, expected
+from canonlm.core.limits import check_memory
+from canonlm.core.ranks import ranks
 from canonlm.models.build import build, complete_name, match_parameters
 from canonlm.models.interface import LanguageModel, Sizes
-from canonlm.ranks import ranks
 from canonlm.train import trackers
 from canonlm.train.config import RunConfig
 

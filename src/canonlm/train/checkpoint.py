@@ -25,17 +25,17 @@ from torch import Tensor
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from canonlm import outside
-from canonlm.errors import expected
-from canonlm.files import Stamp, damage, put_in_place, remove_folder, temporary_folder, write_text
-from canonlm.limits import check_memory
+from canonlm.core import user_code
+from canonlm.core.distributed import World
+from canonlm.core.errors import expected
+from canonlm.core.files import Stamp, damage, put_in_place, remove_folder, temporary_folder, write_text
+from canonlm.core.limits import check_memory
+from canonlm.core.untrusted import path_inside, read_json
 from canonlm.models.interface import LanguageModel
 from canonlm.runs.identity import check_label, label
 from canonlm.train.build import build_model
 from canonlm.train.checkpoint_reader import METADATA, Reader
-from canonlm.train.recipe import load as load_config
-from canonlm.untrusted import path_inside, read_json
-from canonlm.world import World
+from canonlm.train.load_config import load as load_config
 
 T = TypeVar("T")
 State = dict[str, dict[str, Tensor]]
@@ -194,7 +194,7 @@ def load_model(run: Path, step: int | None = None, *, trust_remote_code: bool | 
     mode.
 
     For one process; any number of processes may have written it. The optimizer's state is not read. trust_remote_code:
-    whether code from outside that the run names may run (None: as in a surrounding `canonlm.outside.of_run`, else not).
+    whether code from outside that the run names may run (None: as in a surrounding `user_code.of_run`, else not).
 
     ValueError: no run, no such checkpoint, a damaged one.
     """
@@ -208,7 +208,7 @@ def load_model(run: Path, step: int | None = None, *, trust_remote_code: bool | 
         raise expected("--step", f"a step that has a checkpoint ({', '.join(map(str, saved_steps))})", step)
     elif (damage := _damage(folder, step, _ALONE)) is not None:
         raise ValueError(f"{path_of(folder, step)}: {damage}")
-    with outside.of_run(run, trust_remote_code):
+    with user_code.of_run(run, trust_remote_code):
         config = load_config(run / "config.yaml")
         _check_run(folder, step, label(config.model_dump()))
         # Before anything is allocated: the model of the configuration may have any size.

@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.futures import Future
 
-from canonlm.untrusted import read_bytes
+from canonlm.core.untrusted import read_bytes
 
 METADATA = ".metadata"
 DTYPES = {f"torch.{name}": getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}

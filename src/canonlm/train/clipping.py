@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from canonlm.world import World
+from canonlm.core.distributed import World
 
 
 def clip_grad_norm(model: nn.Module, max_norm: float, world: World) -> Tensor:

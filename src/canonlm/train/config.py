@@ -1,4 +1,4 @@
-"""A run's configuration, complete and checked. Recipes (`canonlm.train.recipe`) and presets resolve to it.
+"""A run's configuration, complete and checked. Recipes (`canonlm.train.load_config`) and presets resolve to it.
 
 Run folders have the resolved configuration in `config.yaml`; two runs differ only if these files differ.
 """
@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from canonlm import tasks
-from canonlm.errors import InvalidSetting, expected, refused
+from canonlm.core.errors import InvalidSetting, expected, refused
 from canonlm.runs import folder, identity
 from canonlm.train import profile
 

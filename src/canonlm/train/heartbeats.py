@@ -21,8 +21,8 @@ from typing import TypeVar
 
 from torch.distributed import DistError, PrefixStore, Store, TCPStore
 
-from canonlm.errors import expected
-from canonlm.files import write_json
+from canonlm.core.errors import expected
+from canonlm.core.files import write_json
 
 T = TypeVar("T")
 

@@ -18,30 +18,30 @@ from typing import Any
 import torch
 from filelock import Timeout
 
+from canonlm.core.distributed import World
+from canonlm.core.errors import expected
+from canonlm.core.files import append, lock, make_folder, remove_leftovers, write_json
 from canonlm.data.windows import batches
-from canonlm.errors import expected
-from canonlm.files import append, lock, make_folder, remove_leftovers, write_json
-from canonlm.models import checks
+from canonlm.models import causality
 from canonlm.runs import folder as run_folder
 from canonlm.runs import leases
 from canonlm.runs.identity import check_label, label
 from canonlm.runs.rows import Metrics
-from canonlm.train import reading, trackers
+from canonlm.train import data, trackers
 from canonlm.train.build import build_model, check, with_complete_name
 from canonlm.train.checkpoint import Checkpoints
 from canonlm.train.clipping import clip_grad_norm
 from canonlm.train.clock import Clock
 from canonlm.train.config import RunConfig
 from canonlm.train.flops import flops_per_token, peak_flops
+from canonlm.train.load_config import check_folder, create_folder
 from canonlm.train.machine import device_name, environment, memory_gb
 from canonlm.train.mesh import world_of
+from canonlm.train.micro_batches import Portion, prepare
 from canonlm.train.optim import build_optimizer, learning_rate
-from canonlm.train.portion import Portion, prepare
 from canonlm.train.profile import Profile
-from canonlm.train.recipe import check_folder, create_folder
 from canonlm.train.sharding import last_micro_batch, parallelize
 from canonlm.train.signals import PARENT, Interrupted, Signals, Superseded, recording_failure
-from canonlm.world import World
 
 _PROCESS_VARIABLES = ("RANK", "LOCAL_", "WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "SLURM_PROCID",
                       "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP", PARENT,
@@ -66,7 +66,7 @@ def train(config: RunConfig, folder: Path, on_row: OnRow = lambda row: None) -> 
     try:
         with world_of(config) as world, recording_failure():
             with world.all_or_none():
-                config = with_complete_name(reading.complete(config))
+                config = with_complete_name(data.complete(config))
                 check(config)
                 if config.parallel.tp > 1:
                     build_model(config, "meta").check_tensor_parallel(config.parallel.tp)
@@ -106,7 +106,7 @@ def _locked(folder: Path, config: RunConfig, world: World):
                     held.acquire()
                 except Timeout:
                     raise expected("--out", "a folder that no other process is training in", str(folder)) from None
-                texts = reading.check_unchanged(config, folder)
+                texts = data.check_unchanged(config, folder)
                 create_folder(folder, config)
                 if texts and texts != run_folder.read_json(folder / "data.json"):
                     write_json(folder / "data.json", texts)
@@ -125,16 +125,16 @@ class _Run:
         settings = config.train
         if settings.num_threads is not None:
             torch.set_num_threads(settings.num_threads)
-        self.shards = reading.verification(config, folder, world)
+        self.shards = data.verification(config, folder, world)
         with world.all_or_none():
             if world.main:
                 for place in (folder, make_folder(folder, "checkpoints"), folder / "profile"):
                     remove_leftovers(place)
-            self.stream = reading.stream(config, self.shards.opened)
-            self.test = reading.evaluation(config, world, self.shards.opened)
+            self.stream = data.stream(config, self.shards.opened)
+            self.test = data.evaluation(config, world, self.shards.opened)
         self.model = parallelize(partial(build_model, config), config, world)
         self.module = self.model.module
-        checks.check(self.model, isolated=config.data.isolate_documents)
+        causality.check(self.model, isolated=config.data.isolate_documents)
         self.optimizer = build_optimizer(self.module, settings.optim)
         self.lease = leases.Lease.of_environment()
         self.checkpoints = Checkpoints(
@@ -246,7 +246,7 @@ class _Run:
         lr = learning_rate(self.step, config.train.steps, config.train.optim)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        checks.seed_all(_dropout_seed(config.train.seed, self.step, world.rank))
+        causality.seed_all(_dropout_seed(config.train.seed, self.step, world.rank))
         self.module.train()
         # The loss of the global batch is the mean over its targets; gradients are averaged over processes.
         targets = world.sum([float(portion.num_targets)])[0] / world.dp_size

@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from canonlm.errors import expected
-from canonlm.ranks import ranks
+from canonlm.core.distributed import World
+from canonlm.core.errors import expected
+from canonlm.core.ranks import ranks
 from canonlm.train import heartbeats
 from canonlm.train.build import pick_device
 from canonlm.train.config import RunConfig
 from canonlm.train.signals import recording_failure
-from canonlm.world import World
 
 TIMEOUT = timedelta(minutes=30)
 """How long an exchange between processes may take. A process that is frozen is noticed earlier: `heartbeats`."""

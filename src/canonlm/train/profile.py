@@ -4,8 +4,8 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from canonlm.errors import expected
-from canonlm.files import make_folder, temporary_folder
+from canonlm.core.errors import expected
+from canonlm.core.files import make_folder, temporary_folder
 
 
 def bounds(steps: Any) -> tuple[int, int]:

@@ -14,10 +14,10 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from canonlm.core.distributed import World
 from canonlm.models.interface import LanguageModel
 from canonlm.train.config import RunConfig
 from canonlm.train.recompute import recomputed
-from canonlm.world import World
 
 
 def parallelize(make: Callable[[str], LanguageModel], config: RunConfig, world: World) -> LanguageModel:

@@ -10,10 +10,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from canonlm.errors import InvalidSetting, expected
-from canonlm.files import make_folder, refuse_links, write_text
+from canonlm.core.errors import InvalidSetting, expected
+from canonlm.core.files import make_folder, refuse_links, write_text
+from canonlm.core.untrusted import read_text
 from canonlm.runs.rows import slice_key
-from canonlm.untrusted import read_text
 
 
 class Tracker(Protocol):

@@ -19,14 +19,14 @@ from zlib import crc32
 
 import torch.distributed as dist
 
+from canonlm.core.distributed import World
+from canonlm.core.errors import expected
+from canonlm.core.files import write_json
+from canonlm.core.untrusted import read_object
 from canonlm.data.index import Shard
 from canonlm.data.shards import Dataset
 from canonlm.data.verify import Opened, Verifier
-from canonlm.errors import expected
-from canonlm.files import write_json
 from canonlm.train.signals import Interrupted, Signals
-from canonlm.untrusted import read_object
-from canonlm.world import World
 
 NAME = "unverified.json"
 SECONDS = 0.2  # between two checks of the signals while a run waits

@@ -194,7 +194,7 @@ _ARCHS = {
     "GPT2(RoPE)": "Llama+mlp=standard",
     "GPT2(RoPE,ReLU2)": "Llama+mlp=standard+relu2",
 }
-"""The paper's names → ours, as in `canonlm.models.archs`. Its GLA, GDN and Mamba2 are not the release's."""
+"""The paper's names → ours, as in `canonlm.models.names`. Its GLA, GDN and Mamba2 are not the release's."""
 
 _PLAIN = {"original": "none", "noconv1d": "none", "original(noconv1d)": "none", "conv1d": "b", "original(conv1d)": "b"}
 

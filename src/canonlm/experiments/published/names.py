@@ -46,9 +46,9 @@ def split_arch(arch: str, fields: Mapping[str, Any] | None = None) -> tuple[str,
     others += [f"{key}={write(value)}" for key, value in sorted(fields.items()) if not key.startswith("canon_")]
     plain = base.removesuffix("-conv")
     try:
-        from canonlm.models import archs
+        from canonlm.models import names
 
-        known = archs.resolve(arch, hidden_size=1024, num_heads=16) | fields
+        known = names.resolve(arch, hidden_size=1024, num_heads=16) | fields
     except ValueError:
         return arch, None
     texts = dict.fromkeys(known.get("canon_sets") or [known.get("canon_set", "")])

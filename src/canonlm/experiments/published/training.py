@@ -33,7 +33,7 @@ def as_in_the_paper(run: Mapping[str, Any]) -> bool:
 
 @cache
 def _paper(task: str, difficulty: str) -> dict[str, Any]:
-    from canonlm.recipes import load_preset
+    from canonlm.launch.recipes import load_preset
     from canonlm.train.config import resolve
 
     run = resolve({**load_preset(task, "paper", difficulty).run, "arch": "llama"})

@@ -7,10 +7,10 @@ from transformers import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
+from canonlm.models.apply_canon import run_rotary, run_site
 from canonlm.models.cache import Layout
 from canonlm.models.mixers.base import Architecture, Mixer, register
 from canonlm.models.norm import RMSNorm
-from canonlm.models.places import run_rotary, run_site
 from canonlm.models.positions import rotate
 from canonlm.ops.packed_attention import packed_attention, takes
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import nn
 
 from canonlm.canon.variants import make_canon
-from canonlm.errors import expected
+from canonlm.core.errors import expected
 
 if TYPE_CHECKING:
     from canonlm.models.config import CanonLMConfig

@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from transformers import Cache
 
 from canonlm.canon.layer import CanonLayer
-from canonlm.errors import expected
+from canonlm.core.errors import expected
+from canonlm.models.apply_canon import run_site
 from canonlm.models.cache import Layout, read_recurrence, write_recurrence
 from canonlm.models.initialize import Fill, normal, start_with
 from canonlm.models.mixers.base import DERIVED, Mixer, Options
 from canonlm.models.norm import RMSNorm
-from canonlm.models.places import run_site
 
 if TYPE_CHECKING:
     from canonlm.models.config import CanonLMConfig

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from canonlm.errors import expected, unknown
+from canonlm.core.errors import expected, unknown
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.modeling import CanonLMForCausalLM
 from canonlm.models.published.format import Published, Release, check_same
 from canonlm.models.published.linear import GatedDeltaNetCanon, GLACanon, Mamba2Canon
 from canonlm.models.published.lingua import Lingua
 from canonlm.models.published.llama import LlamaCanon
-from canonlm.models.published.moves import check_state, list_moves
+from canonlm.models.published.rename import check_state, list_moves
 
 RELEASES: dict[str, type[Release]] = {
     "LlamaCanon": LlamaCanon,

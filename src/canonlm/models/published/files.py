@@ -8,13 +8,13 @@ import huggingface_hub
 import torch
 from safetensors.torch import save_file
 
-from canonlm import weights
-from canonlm.errors import expected, unknown
-from canonlm.files import check_manifest
+from canonlm.core import weights
+from canonlm.core.errors import expected, unknown
+from canonlm.core.files import check_manifest
+from canonlm.core.untrusted import path_inside, read_object
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.modeling import CanonLMForCausalLM
 from canonlm.models.published.checkpoint import build, export, to_llama
-from canonlm.untrusted import path_inside, read_object
 
 _LAYOUTS = (
     ("config.json", ("model.safetensors", "model.safetensors.index.json"), "model*.safetensors*"),

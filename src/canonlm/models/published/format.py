@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 from transformers import PreTrainedConfig
 
-from canonlm.errors import expected, refused
+from canonlm.core.errors import expected, refused
 from canonlm.models.config import CanonLMConfig
-from canonlm.models.published.moves import Names
+from canonlm.models.published.rename import Names
 
 _HOUSEKEEPING = {"architectures", "auto_map", "torch_dtype", "dtype", "transformers_version", "_name_or_path"}
 """Written by the library into every configuration; they do not change what a model computes."""

@@ -5,10 +5,10 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import PositiveFloat, PositiveInt, field_validator
 
-from canonlm.errors import expected
+from canonlm.core.errors import expected
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.published.format import Release, as_named, ratio, round_up, share_of, sites
-from canonlm.models.published.moves import Names
+from canonlm.models.published.rename import Names
 
 _BLOCK = {
     "attn_norm": "input_layernorm",

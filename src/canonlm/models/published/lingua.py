@@ -5,12 +5,12 @@ from typing import Any, Literal
 
 from pydantic import PositiveFloat, PositiveInt, model_validator
 
-from canonlm.errors import expected, unknown
+from canonlm.core.errors import expected, unknown
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.published.format import Published, Release, round_up
 from canonlm.models.published.linear import GatedDeltaNetCanon, GLACanon, Mamba2Canon
 from canonlm.models.published.llama import LlamaCanon, pairs_to_halves
-from canonlm.models.published.moves import Names
+from canonlm.models.published.rename import Names
 
 _LINEAR = {"GLA5": "gla", "GDN2": "gdn", "Mamba2": "mamba2"}
 """Our mixers by `model_name`, which a Llama does not have."""

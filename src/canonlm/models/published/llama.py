@@ -6,10 +6,10 @@ import torch
 from pydantic import PositiveFloat, PositiveInt, model_validator
 from torch import Tensor
 
-from canonlm.errors import expected
+from canonlm.core.errors import expected
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.published.format import Release, as_named
-from canonlm.models.published.moves import Names
+from canonlm.models.published.rename import Names
 
 
 class LlamaCanon(Release):

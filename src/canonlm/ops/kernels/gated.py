@@ -15,7 +15,7 @@ from torch import Tensor, float32
 
 from canonlm.ops.kernels.host import grid_of, or_any, packed_state, rowwise, some_or_none, summed
 from canonlm.ops.kernels.launches import launch_of
-from canonlm.ops.kernels.pieces import (
+from canonlm.ops.kernels.primitives import (
     act,
     act_and_slope,
     code_at,

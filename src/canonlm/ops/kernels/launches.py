@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from canonlm import user_folders
+from canonlm.core import user_folders
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from canonlm.ops.kernels.host import or_any, rowwise, strides
 from canonlm.ops.kernels.launches import launch_of
-from canonlm.ops.kernels.pieces import act, locate, pick, row_of, store_row, taps_of
+from canonlm.ops.kernels.primitives import act, locate, pick, row_of, store_row, taps_of
 
 
 @triton.jit

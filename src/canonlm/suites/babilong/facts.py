@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from canonlm.core.errors import expected
+from canonlm.core.untrusted import open_regular, parse_json
 from canonlm.data.extras import needed
-from canonlm.data.pages import MAX_GROWTH, MAX_PAGE, check_pages, check_texts
-from canonlm.errors import expected
+from canonlm.data.parquet_guard import MAX_GROWTH, MAX_PAGE, check_pages, check_texts
 from canonlm.suites.babilong.world import Story
 from canonlm.suites.reading import content_of
-from canonlm.untrusted import open_regular, parse_json
 
 HUB = "RMT-team/babilong-1k-samples"
 SUFFIXES = (".jsonl", ".json", ".parquet")

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import NonNegativeInt, PositiveInt, model_validator
 
-from canonlm.errors import InvalidSetting, expected
+from canonlm.core.errors import InvalidSetting, expected
 from canonlm.suites.babilong import facts, world
 from canonlm.suites.babilong.prompts import prompt, question_of
 from canonlm.suites.babilong.scoring import TAGS, right

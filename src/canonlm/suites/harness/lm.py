@@ -15,12 +15,12 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from torch import Tensor
 from transformers import LogitsProcessorList
 
-from canonlm.errors import InvalidSetting, expected, panics_raised, unknown
-from canonlm.evals.generate import NotFinite
-from canonlm.models.borrowed import without_settings
+from canonlm.core.borrowed import without_settings
+from canonlm.core.errors import InvalidSetting, expected, panics_raised, unknown
 from canonlm.models.build import wrap
-from canonlm.suites.opening import Subject, open_model
-from canonlm.suites.writing import CPU_TOKENS, end_tokens, learns_positions
+from canonlm.suites.generation import CPU_TOKENS, end_tokens, learns_positions
+from canonlm.suites.load_model import Subject, open_model
+from canonlm.train.evals.generate import NotFinite
 
 DTYPES = {"auto": None, "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 """The harness's names of dtypes."""
@@ -30,7 +30,7 @@ _log = logging.getLogger("lm_eval.models.huggingface")
 
 @register_model("canonlm")
 class CanonLM(HFLM):
-    """Every model that `canonlm.suites.opening.open_model` opens: runs, saved and published checkpoints, transformers.
+    """Every model that `canonlm.suites.load_model` opens: runs, saved and published checkpoints, transformers.
 
     The scoring is the harness's own for such models. What differs:
 

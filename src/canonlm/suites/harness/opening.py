@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
-from canonlm.errors import expected
+from canonlm.core.errors import expected
 from canonlm.suites.harness import TASKS
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks.ruler import common_utils
 from pydantic import BaseModel
 
-from canonlm.errors import expected, panics_raised
+from canonlm.core.errors import expected, panics_raised
 from canonlm.suites.babilong import Babilong, BabilongSettings
 from canonlm.suites.multihop import MultiHop, MultiHopSettings
 from canonlm.suites.questions import Question, Tokens
@@ -92,7 +92,7 @@ def _tokenizer(name: str, trust_remote_code: bool) -> Any:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     if (Path(name) / "config.yaml").is_file():  # a run of ours
-        from canonlm.suites.opening import tokenizer_of_run
+        from canonlm.suites.load_model import tokenizer_of_run
 
         if (file := tokenizer_of_run(Path(name))) is None:
             raise expected("--metadata", "a tokenizer to measure lengths by, as the run was not trained on text", name)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
-from canonlm.errors import InvalidSetting, brief
+from canonlm.core.errors import InvalidSetting, brief
 from canonlm.suites.harness import require
 from canonlm.suites.harness.opening import SEEDS, Part, find, load, name_of, open_tasks, parts, seed
-from canonlm.suites.opening import Subject
+from canonlm.suites.load_model import Subject
 from canonlm.suites.questions import Score, not_finite
-from canonlm.train.recipe import is_yours, your_folder
+from canonlm.train.load_config import is_yours, your_folder
 
 if TYPE_CHECKING:
     from lm_eval.api.group import Group

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-from canonlm.errors import expected
-from canonlm.numba_cache import njit
+from canonlm.core.errors import expected
+from canonlm.core.numba_cache import njit
+from canonlm.core.untrusted import read_bytes
 from canonlm.tasks.capo.people import Person, name_space, person
 from canonlm.tasks.capo.pools import Pools
 from canonlm.tasks.random import below, check_count, shuffle, stream
-from canonlm.untrusted import read_bytes
 
 LENGTHS = range(50, 200)  # words that mode 0 asks for by default
 

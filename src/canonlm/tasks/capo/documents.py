@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from canonlm.numba_cache import njit
+from canonlm.core.numba_cache import njit
 from canonlm.tasks.capo.people import attributes, name
 from canonlm.tasks.capo.pools import Sizes
 from canonlm.tasks.capo.tokens import (

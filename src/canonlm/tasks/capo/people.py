@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from canonlm.errors import expected
-from canonlm.numba_cache import njit
+from canonlm.core.errors import expected
+from canonlm.core.numba_cache import njit
 from canonlm.tasks.capo.pools import ATTRIBUTES, DAYS, MONTHS, YEARS, Pools, Sizes
 from canonlm.tasks.random import below, check_count, mix, stream, two_below
 

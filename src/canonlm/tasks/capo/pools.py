@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from canonlm.untrusted import read_bytes
+from canonlm.core.untrusted import read_bytes
 
 ATTRIBUTES = ("birth date", "birth city", "university", "field", "company city", "company")  # order of the sentences
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from canonlm.numba_cache import njit
+from canonlm.core.numba_cache import njit
 from canonlm.tasks.capo.documents import (
     LONGEST_PLAN,
     OF_VALUE,

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from canonlm.errors import InvalidSetting, expected, unknown
+from canonlm.core.errors import InvalidSetting, expected, unknown
 from canonlm.tasks.base import Placed, Query, Sample, Slice, Task, register
 from canonlm.tasks.capo.bits import DATES, Bits, bits
 from canonlm.tasks.capo.documents import OF_VALUE, TextSettings
@@ -61,7 +61,7 @@ class Capo(Task):
     difficulties = {f"capo-{name}": {"N": N * 1000, "vocab_size": 3275} for name, N in {
         "50k": 50, "100k": 100, "200k": 200, "500k": 500, "1m": 1000, "2m": 2000}.items()}  # fmt: skip
     loss_on = "all"
-    evaluation = "canonlm.evals.facts:FactEval"
+    evaluation = "canonlm.train.evals.facts:FactEval"
     tests_what_it_trained_on = True
 
     about = "The model reads short biographies in training and must later recall facts about those people."

@@ -20,13 +20,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from canonlm.errors import expected, panics_raised
+from canonlm.core.errors import expected, panics_raised
+from canonlm.core.untrusted import read_bytes, read_text
 from canonlm.tasks.base import Vocab
 from canonlm.tasks.capo.people import PRONOUNS
 from canonlm.tasks.capo.pools import ATTRIBUTES, DAYS, MONTHS, YEARS, Pools, load
 from canonlm.tasks.capo.templates import QUESTIONS, TEMPLATES
 from canonlm.tasks.capo.text import split
-from canonlm.untrusted import read_bytes, read_text
 
 SHIPPED = Path(__file__).parent / "data" / "tokenizer.json"  # made by train_tokenizer.py
 BOS = 0

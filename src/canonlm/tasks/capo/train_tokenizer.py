@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from canonlm.files import write_text
+from canonlm.core.files import write_text
 from canonlm.tasks.capo.people import PRONOUNS
 from canonlm.tasks.capo.pools import DAYS, MONTHS, YEARS, load
 from canonlm.tasks.capo.templates import QUESTIONS, TEMPLATES

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from canonlm.errors import expected, unknown
+from canonlm.core.errors import expected, unknown
 from canonlm.tasks.lano import exact, parse, sampling, text
 from canonlm.tasks.lano.invent import invent
 from canonlm.tasks.random import check_count, check_split

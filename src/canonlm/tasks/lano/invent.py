@@ -9,7 +9,7 @@ from math import perm
 
 import numpy as np
 
-from canonlm.errors import expected
+from canonlm.core.errors import expected
 from canonlm.tasks.random import below, stream
 
 Row = tuple[int, ...]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from canonlm.errors import expected
+from canonlm.core.errors import expected
 from canonlm.tasks.lano.sampling import Derivation
 from canonlm.tasks.lano.spans import SUM_OF_PRODUCTS, Flat, Spans, find_prefixes, find_spans, flatten
 

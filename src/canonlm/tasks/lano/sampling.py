@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from canonlm.numba_cache import njit
+from canonlm.core.numba_cache import njit
 from canonlm.tasks.packing import compile_loop
 from canonlm.tasks.random import below, stream
 

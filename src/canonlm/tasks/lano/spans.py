@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numba.extending import register_jitable
 
-from canonlm.numba_cache import njit
+from canonlm.core.numba_cache import njit
 
 if TYPE_CHECKING:
     from canonlm.tasks.lano.grammar import Grammar

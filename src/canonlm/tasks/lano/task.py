@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from pydantic import field_validator
 
-from canonlm.errors import InvalidSetting
+from canonlm.core.errors import InvalidSetting
 from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Task, Verdict, Vocab, register
 from canonlm.tasks.describe import Measure, Scale, Score
 from canonlm.tasks.lano.exact import random_strings
@@ -46,7 +46,7 @@ class Lano(Task):
     difficulties = {name: {"grammar": name} for name in BUILT_IN}
     loss_on = "all"
     marker_is_target = True
-    evaluation = "canonlm.evals.sentences:SentenceEval"
+    evaluation = "canonlm.train.evals.sentences:SentenceEval"
     can_isolate = False
 
     about = "The model must write sentences that follow a grammar of nested rules, which it only knows from examples."

@@ -11,8 +11,8 @@ The levels follow from the rules; the order of the lines is the order of the sym
 from itertools import count
 from pathlib import Path
 
-from canonlm.files import write_text
-from canonlm.untrusted import read_bytes
+from canonlm.core.files import write_text
+from canonlm.core.untrusted import read_bytes
 
 MAX_BYTES = 2**24
 """Max bytes of a grammar, whose rules take some fifty times as much as Python objects."""

@@ -1,0 +1,163 @@
+"""Reads files that somebody else may have written. Such a file is data: it must be a regular file, and its size, its
+nesting and its numbers are bounded, so that no file hangs the reader, fills the memory or overflows the stack.
+
+Every problem is a one-line ValueError with the name of the file. `canonlm.core.safe_yaml` does the same for YAML.
+"""
+
+import errno
+import json
+import os
+import stat
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+MAX_BYTES = 2**26
+"""Max bytes of a file that is read into memory."""
+
+MAX_JSON = 2**25
+"""Max bytes of JSON: as Python objects they take up to fifty times as much."""
+
+LOG_END = 2**16
+"""Max bytes that are read of a log, from its end."""
+
+MAX_DEPTH = 100
+"""Max nesting of lists and mappings. Python overflows its stack at about a thousand function calls."""
+
+MAX_DIGITS = 300
+"""Max digits of an integer: a longer one is not a finite float."""
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a regular file for reading. OSError if it cannot be read, or is something else, such as a FIFO or a device,
+    which may have no end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would wait for a writer
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        code = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+        raise OSError(code, "a folder" if stat.S_ISDIR(mode) else "not a regular file", str(path))
+    return open(descriptor, "rb")
+
+
+def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
+    """The content of a regular file. ValueError if it cannot be read, or has more than `limit` bytes."""
+    try:
+        with open_regular(path) as file:
+            content = file.read(limit + 1)
+    except (OSError, ValueError) as error:  # ValueError: a name with a null byte
+        raise ValueError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    if len(content) > limit:
+        raise ValueError(f"{path}: expected at most {limit:,} bytes, got {path.stat().st_size:,}")
+    return content
+
+
+def read_text(path: Path, limit: int = MAX_BYTES) -> str:
+    """The content of a file as text in UTF-8."""
+    try:
+        return read_bytes(path, limit).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 (byte {error.start + 1})") from None
+
+
+def read_json(path: Path, limit: int = MAX_JSON) -> Any:
+    """The value of a JSON file, which belongs to its folder (`own_file`)."""
+    return parse_json(read_bytes(own_file(path), limit), str(path))
+
+
+def read_object(path: Path, limit: int = MAX_JSON) -> dict[str, Any]:
+    """The value of a JSON file that holds an object."""
+    if not isinstance(value := read_json(path, limit), dict):
+        raise ValueError(f"{path}: expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+def last_lines(path: Path, start: int = 0) -> list[str]:
+    """The last lines that a process has written to a log (UTF-8) after `start` bytes; none if it has no log. Only the
+    end of the file is read."""
+    try:
+        with open_regular(path) as file:
+            file.seek(max(start, file.seek(0, os.SEEK_END) - LOG_END))
+            return file.read(LOG_END).decode("utf-8", "replace").strip().splitlines()
+    except OSError:
+        return []
+
+
+def parse_json(content: str | bytes, place: str) -> Any:
+    """The value of JSON text; `place` begins the error message."""
+    try:
+        # Not `json.loads` of bytes: it also takes UTF-16, and a byte order mark.
+        value = json.loads(content.decode("utf-8") if isinstance(content, bytes) else content, parse_int=_integer)
+    except RecursionError:
+        value = ...
+    except ValueError as error:  # UnicodeDecodeError is one
+        raise ValueError(f"{place}: not JSON ({error})") from None
+    if value is ... or _is_deep(value):
+        raise ValueError(f"{place}: expected JSON with at most {MAX_DEPTH} levels of nesting")
+    return value
+
+
+def is_inside(path: Path, *folders: Path) -> bool:
+    """Whether a file or folder lies in one of the folders, once all links are followed: the only notion of a place in
+    decisions about trust. False for a path that leads nowhere. (`..` and links cannot be resolved as text: `d/..` is
+    the parent of the folder to which the link `d` leads.)"""
+    try:
+        place = os.path.realpath(path, strict=True)
+        return any(Path(place).is_relative_to(os.path.realpath(folder)) for folder in folders)
+    except (OSError, ValueError):  # ValueError: a name with a null byte
+        return False
+
+
+DISKS = "CANONLM_DISKS"
+LINKS = f"the environment variable {DISKS} names folders to which links may lead"
+
+
+def linked_disks() -> list[Path]:
+    """The folders to which links in runs, models and prepared text may lead, from the environment variable
+    CANONLM_DISKS (separated by `:`)."""
+    return [Path(name) for name in os.environ.get(DISKS, "").split(os.pathsep) if os.path.isabs(name)]
+
+
+def path_inside(folder: Path, name: object, place: str = "") -> Path:
+    """The path of `name` in `folder`. ValueError, beginning with `place` (default: the path), if it leads out of the
+    folder: an absolute name, one with `..`, a link (except to CANONLM_DISKS, and those of the Hub's cache)."""
+    path = Path(name) if isinstance(name, str) and "\0" not in name else None
+    if path is None or not path.parts or path.is_absolute() or ".." in path.parts:
+        raise ValueError(f"{place or folder}: expected the name of a file in {folder}, got {str(name)[:100]!r}")
+    target, links = folder, False
+    for part in path.parts:
+        target = target / part
+        try:
+            links = links or target.is_symlink()
+        except OSError as error:  # a name that is too long, say
+            raise ValueError(f"{place or folder}: {str(name)[:100]!r} cannot be read ({error.strerror})") from None
+    if links:
+        home = Path(os.path.realpath(folder))
+        blobs = home.parent.parent / "blobs"
+        hub = home.parent.name == "snapshots" and not blobs.is_symlink()
+        if not is_inside(target, home, *([blobs] if hub else []), *linked_disks()):
+            where = f"a link out of it, {name} ({LINKS})"
+            raise ValueError(f"{place or target}: expected a file in {folder}, got {where}")
+    return target
+
+
+def own_file(path: Path) -> Path:
+    """The path of a file that belongs to its folder. ValueError if it is a link out of it: somebody else's folder may
+    have links to your files."""
+    return path_inside(path.parent, path.name)
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"a number of {len(digits):,} digits")
+    return int(digits)
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        containers = [each for each in level if isinstance(each, dict | list)]
+        if not containers:
+            return False
+        level = [item for each in containers for item in (each.values() if isinstance(each, dict) else each)]
+    return True

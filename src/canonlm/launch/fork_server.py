@@ -1,0 +1,128 @@
+"""Start `canonlm` commands without importing torch and transformers again for each.
+
+    process = start(["train", "config.yaml"], os.environ, log)    # as subprocess.Popen: poll, wait, terminate, kill
+
+The imports take a process six seconds, as long as a tiny run. So one process (`canonlm.cli.fork_server`) imports
+everything once, and forks for every command. It never computes anything, so it has no threads and no GPU, which a fork
+would lose.
+"""
+
+import atexit
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from canonlm.core.files import append
+
+READ = 1 << 16
+
+
+class Started:
+    """A command that a `Starter` has started. The methods are those of `subprocess.Popen`."""
+
+    def __init__(self, starter: "Starter", number: int) -> None:
+        self.starter, self.number = starter, number
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        self.starter.receive(0)
+        return self.returncode
+
+    def wait(self) -> int:
+        while self.returncode is None:
+            self.starter.receive(None)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            self.starter.send({"id": self.number, "signal": number})
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class Starter:
+    """A process that forks for commands, all in its folder and with the libraries that its environment configures. What
+    it prints itself, such as an import that fails, is appended to `log`."""
+
+    def __init__(self, environment: Mapping[str, str], log: Path) -> None:
+        with append(log) as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "canonlm.cli.fork_server"],
+                env=dict(environment),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+            )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._requests, self._replies = self.process.stdin, self.process.stdout.fileno()
+        self._rest = b""
+        self.running: dict[int, Started] = {}
+        self._count = 0
+        self.ended = False
+
+    def start(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Started:
+        """Start `canonlm ARGUMENTS`; its output is appended to `log`."""
+        assert not self.ended
+        started = self.running[self._count] = Started(self, self._count)
+        self._count += 1
+        request = {"arguments": list(arguments), "environment": dict(environment), "log": os.path.abspath(log)}
+        self.send({"id": started.number, **request})
+        return started
+
+    def send(self, request: Mapping[str, object]) -> None:
+        try:
+            self._requests.write(json.dumps(request).encode() + b"\n")
+            self._requests.flush()
+        except BrokenPipeError:
+            self.receive(None)
+
+    def receive(self, seconds: float | None) -> None:
+        """Read the replies that there are; waits for one for this time, None: without limit."""
+        if self.ended or not select.select([self._replies], [], [], seconds)[0]:
+            return
+        data = os.read(self._replies, READ)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for reply in map(json.loads, lines):
+            self.running.pop(reply["id"]).returncode = reply["code"]
+        if not data:  # its commands stop, too: `canonlm.train.signals.PARENT`
+            self.ended = True
+            code = self.process.wait() or 1
+            for started in self.running.values():
+                started.returncode = code
+            self.running.clear()
+
+    def close(self) -> None:
+        """End the process, and with it the commands that still run."""
+        self.ended = True
+        with suppress(BrokenPipeError):
+            self._requests.close()
+        self.process.wait()
+
+
+_last: tuple[tuple[str, dict[str, str]], Starter] | None = None
+
+
+def start(arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Started:
+    """Start `canonlm ARGUMENTS`; its output is appended to `log`. The first call starts the process that forks, and so
+    does a call in another folder or with another environment, except for variables of our own."""
+    global _last
+    place = os.getcwd(), {name: value for name, value in environment.items() if not name.startswith("CANONLM_")}
+    if _last is None or _last[1].ended or _last[0] != place:
+        if _last is not None and not _last[1].running:
+            _last[1].close()
+        starter = Starter(environment, log)
+        atexit.register(starter.close)
+        _last = place, starter
+    return _last[1].start(arguments, environment, log)

@@ -1,0 +1,213 @@
+"""The runs of `canonlm play`: every architecture at every learning rate and seed, on the same data in the same
+order."""
+
+import copy
+import json
+import os
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from canonlm.core.errors import InvalidSetting, expected, writing
+from canonlm.core.files import lock, make_folder, write_json
+from canonlm.core.untrusted import path_inside, read_object
+from canonlm.launch.recipes import TEXT, Preset
+from canonlm.launch.sweep import sweep
+from canonlm.runs.identity import exact, flat
+from canonlm.runs.names import run_name, slug
+from canonlm.runs.rows import slice_key
+from canonlm.tasks import Task
+from canonlm.train.config import RunConfig, changes, resolve
+from canonlm.train.load_config import check_folder, create_folder, load, merge, outside_of, override
+
+_BY_OPTION = {"arch": "--arch", "train.optim.lr": "--lr", "train.seed": "--seeds"}
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a grid, and its folder."""
+
+    name: str
+    folder: Path
+    config: RunConfig
+
+    @property
+    def task(self) -> Task | None:
+        """The task of the run; None for a run on text."""
+        return self.config.built_task
+
+
+def plan(
+    preset: Preset,
+    out: Path,
+    *,
+    archs: Sequence[str],
+    lrs: Sequence[float] | None = None,
+    seeds: int | None = None,
+    overrides: Sequence[str] = (),
+    match: str | None = None,
+) -> list[PlannedRun]:
+    """The runs of the grid, all checked: every architecture at every rate and seed, and at every value of the overrides
+    that have several (`train.batch_size=32,64`). match="parameters": each architecture's MLP gets the width at which it
+    has as many parameters as the first. ValueError for wrong settings, or settings that contradict a run in `out`.
+    """
+    if seeds is not None and seeds < 1:
+        raise expected("--seeds", "an integer >= 1", seeds)
+    if match not in (None, "parameters"):
+        raise expected("--match", "parameters", match)
+    points, swept = sweep(overrides)
+    by_folder: dict[Path, PlannedRun] = {}
+    for point in points:
+        base = copy.deepcopy(preset.run)
+        for key in override(base, [_source(pair) if preset.task == TEXT else pair for pair in point]):
+            if key in _BY_OPTION:
+                raise InvalidSetting(key, f"{key} is set by the option {_BY_OPTION[key]}")
+        for run in _grid(preset, base, out, archs, lrs or preset.lrs, seeds or preset.seeds, match, swept):
+            if (first := by_folder.setdefault(run.folder, run)).config != run.config:
+                key = _differing(first.config, run.config, swept)
+                raise InvalidSetting(
+                    key, f"{key}: several values would repeat one run, as its result does not depend on it"
+                )
+    runs = list(by_folder.values())
+    # Draw one window, so that the samplers are compiled and cached before several processes need them at once.
+    if (task := runs[0].task) is not None:
+        data = runs[0].config.data
+        task.windows("train", 0, 0, 1, seq_len=data.seq_len, loss_on=data.loss_on)
+    for run in runs:
+        path_inside(out, str(run.folder.relative_to(out)))
+        check_folder(run.folder, run.config)
+    return runs
+
+
+def _grid(
+    preset: Preset, base: dict[str, Any], out: Path, archs: Sequence[str], lrs: Sequence[float], seeds: int,
+    match: str | None, swept: Collection[str],
+) -> Iterator[PlannedRun]:  # fmt: skip
+    """The runs of one configuration: every architecture at every rate and seed."""
+    from canonlm.train import data
+    from canonlm.train.build import build_model, check, matched, with_complete_name
+
+    settings: dict[tuple[float, int], tuple[RunConfig, RunConfig]] = {}  # of a rate and a seed: the run's, the preset's
+    parameters = 0
+    for arch in dict.fromkeys(archs):
+        plain, width = data.complete(resolve(merge(base, {"arch": arch}))), dict[str, Any]()
+        if match is not None:
+            parameters = parameters or build_model(plain, "meta").num_parameters
+            width = {"model": matched(plain, parameters)}
+        named = with_complete_name(data.complete(resolve(merge(merge(base, width), {"arch": arch}))))
+        check(named)
+        for lr in dict.fromkeys(lrs):
+            for seed in range(seeds):
+                if (lr, seed) not in settings:  # checked once for all architectures, as a check takes milliseconds
+                    point = {"arch": arch, "train": {"seed": seed, "optim": {"lr": lr}}}
+                    usual = data.complete(resolve(merge(preset.run, point)))
+                    settings[lr, seed] = resolve(merge(base, point)), usual
+                config, usual = (each.model_copy(update={"arch": named.arch}) for each in settings[lr, seed])
+                config = config.model_copy(update={"model": named.model})
+                name = _name(preset, out, config, usual, swept)
+                yield PlannedRun(name, out / "runs" / name, config)
+
+
+def _differing(a: RunConfig, b: RunConfig, swept: Sequence[str]) -> str:
+    left, right = flat(a.model_dump()), flat(b.model_dump())
+    return next((key for key in swept if left.get(key) != right.get(key)), swept[0])
+
+
+def _source(pair: str) -> str:
+    """`data=FOLDER`: the text to read, named after its folder."""
+    key, _, folder = pair.partition("=")
+    if key != "data" or not folder:
+        return pair
+    name = slug(Path(folder).absolute().name)
+    return f"text={json.dumps({'sources': {name: {'path': folder}}})}"
+
+
+def _name(preset: Preset, out: Path, config: RunConfig, usual: RunConfig, swept: Collection[str]) -> str:
+    """The run's name, with the differences from the preset, and in a sweep always the values of `swept`. A run that
+    this one continues keeps its name: earlier versions left out differences and rounded rates, and a command may have
+    no sweep."""
+    task, arch = preset.difficulty or preset.task, config.arch
+    plain = run_name(task, config.model_dump(), usual.model_dump())
+    name = run_name(task, config.model_dump(), usual.model_dump(), swept) if swept else plain
+    lr = config.train.optim.lr
+    names = [f"{task}-{arch}-lr{lr:g}-seed{config.train.seed}"] if slug(arch) == arch else []
+    rounded = [each.replace(f"-lr{exact(lr)}-", f"-lr{lr:g}-") for each in (plain, name)]
+    for earlier in [*names, *rounded, plain]:
+        path = out / "runs" / earlier / "config.yaml"
+        if path.is_file():
+            with suppress(ValueError):  # an unreadable run is not continued
+                if not changes(load(path, trust=set(outside_of(config))), config):
+                    return earlier
+    return name
+
+
+def write_plan(runs: Sequence[PlannedRun], preset: Preset, out: Path, command: str) -> None:
+    """Make the run folders, and write to `play.json` which runs belong together. A section has all runs of its task
+    from all commands, and these commands; sections of other tasks are kept."""
+    _sections(out / "play.json")  # a damaged one is reported before anything is written
+    with writing("--out", out), _alone(out):
+        sections = _sections(out / "play.json")
+        for run in runs:
+            create_folder(run.folder, run.config)
+        for tasks in _by_task(runs):
+            _add(sections, preset, tasks, command)
+        commands = dict.fromkeys(line for section in sections for line in section["command"].split("\n"))
+        write_json(out / "play.json", {"sections": sections, "command": "\n".join(commands)})
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Within this context, no other command changes the folder's `play.json`."""
+    make_folder(out)
+    with lock(out / ".play.lock"):
+        yield
+
+
+def _by_task(runs: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
+    """The runs by task, as a sweep may be over settings of the task."""
+    groups: dict[str, list[PlannedRun]] = {}
+    for run in runs:
+        groups.setdefault(json.dumps(run.config.task, sort_keys=True), []).append(run)
+    return list(groups.values())
+
+
+def _add(sections: list[dict[str, Any]], preset: Preset, runs: Sequence[PlannedRun], command: str) -> None:
+    """Add runs of one task to the section of their kind, or as a new one, in place."""
+    task = runs[0].task
+    new = {
+        "id": f"{preset.name}/{preset.difficulty or preset.task}",
+        "heading": preset.difficulty or preset.task,
+        "command": command,
+        "chance": {} if task is None else {slice_key(where): task.chance(where) for where in task.slices()},
+        "runs": [run.name for run in runs],
+    }
+    matches = [place for place, old in enumerate(sections) if old["id"] == new["id"] and _same_questions(old, new)]
+    if matches:
+        old = sections[matches[0]]
+        new["command"] = "\n".join(dict.fromkeys([*old["command"].split("\n"), command]))
+        new["runs"] = list(dict.fromkeys([*old["runs"], *new["runs"]]))
+        sections[matches[0]] = new
+    else:
+        sections.append(new)
+
+
+def _same_questions(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Whether two sections have the same task settings: they have the same scores of guessing, or a run in common (an
+    earlier version computed other scores of guessing)."""
+    return old.get("chance") == new["chance"] or not set(old["runs"]).isdisjoint(new["runs"])
+
+
+def _sections(path: Path) -> list[dict[str, Any]]:
+    if not os.path.lexists(path):
+        return []
+    try:
+        sections = list(read_object(path)["sections"])
+        valid = all(isinstance(s["id"] + s["command"], str) and isinstance(s["runs"], list) for s in sections)
+        valid = valid and all(isinstance(name, str) for s in sections for name in s["runs"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        valid = False
+    if not valid:
+        raise expected("--out", "a folder whose play.json can be read (remove the damaged file)", str(path))
+    return sections

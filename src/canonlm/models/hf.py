@@ -1,0 +1,367 @@
+"""Models from outside as `LanguageModel`: any causal model of transformers (`hf:qwen3`), of
+flash-linear-attention (`fla:kda`), or a module from a user's file.
+
+Nothing here is specific to one model: blocks are found by the library's own `_no_split_modules`, weights are drawn
+by its own `_init_weights`, documents begin where `position_ids` restart, which is its convention for packed rows.
+Whether a model respects documents is checked (`canonlm.models.causality`).
+"""
+
+import copy
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from canonlm.canon.layer import CanonLayer
+from canonlm.canon.sites import parse as parse_sites
+from canonlm.canon.sites import write as write_sites
+from canonlm.canonize import canonize
+from canonlm.core.errors import InvalidSetting, expected
+from canonlm.models import loss as losses
+from canonlm.models.generation import Generation
+from canonlm.models.hf_small_configs import causal_config, fla_config, refusal
+from canonlm.models.initialize import generator_for
+from canonlm.models.interface import LanguageModel, Loss, Sizes
+from canonlm.models.user_model import made_outside
+from canonlm.ops.varlen import Documents
+
+_PLAIN: Any = SimpleNamespace(z_loss=None, z_loss_weight=0.0)
+"""The loss without z-loss."""
+
+
+def library_model(arch: str, sizes: Sizes, seed: int = 0) -> "ForeignModel":
+    """`hf:qwen3{num_key_value_heads=2}`, `hf:qwen3+canon=AC`, `fla:kda`: random weights, on torch's default device.
+
+    On the meta device its parts still have to be allocated (`to_empty`) and initialized. One-line InvalidSetting for an
+    unknown type or field, sizes or sites that the type cannot have, and a type that cannot be built here.
+    """
+    fla = arch.startswith("fla:")
+    host, sites = split_canon(arch)
+    model_class, config = (fla_config if fla else causal_config)(host, sizes)
+
+    def make() -> PreTrainedModel:
+        with _drawing(generator_for(seed, host)):
+            module = model_class._from_config(copy.deepcopy(config), dtype=torch.float32)
+            _train_all_tokens(module)
+            return canonize(module, sites, init="uniform") if sites else module
+
+    try:
+        module = make()
+    except InvalidSetting as error:
+        raise InvalidSetting("arch", f"arch: {arch} cannot be built: {error}") from None
+    except Exception as error:  # other people's code: it needs a package or a GPU, or cannot have these sizes
+        raise refusal(arch, "cannot be built here", error) from error
+    return (FlaModel if fla else ForeignModel)(arch, module, seed, make=make)
+
+
+def _train_all_tokens(module: PreTrainedModel) -> None:
+    if isinstance(table := module.get_input_embeddings(), nn.Embedding):
+        table.padding_idx = None  # that token would not be trained
+
+
+def split_canon(arch: str) -> tuple[str, str]:
+    """`hf:qwen3+canon=A:zero,D` is (`hf:qwen3`, `A:zero,D`), in canonical form, "" without sites. `+canon` alone means
+    ABCD."""
+    host, plus, modifier = arch.partition("+canon")
+    if not plus:
+        return arch, ""
+    if modifier and not modifier.startswith(("=", ":")):
+        raise expected("arch", "no modifier but +canon behind a model that is not our decoder", arch)
+    text = modifier[1:] if modifier.startswith("=") else f"ABCD{modifier}"
+    if not text:
+        raise expected("+canon", "sites such as +canon=AC", arch)
+    return host, write_sites(parse_sites(text, key="+canon"))
+
+
+def outside_model(arch: str, factory: Callable[..., nn.Module], sizes: Sizes, seed: int = 0) -> "ForeignModel":
+    """`mine.py:Net{depth=3}`: the model that a class or a factory from outside returns, with its weights; always on the
+    CPU. A module that maps ids `[B, T]` to logits `[B, T, V]` is wrapped, a model of transformers is not.
+
+    One-line InvalidSetting for a field that it does not take, and for an exception of its code.
+    """
+    with torch.device("cpu"), _drawing(generator_for(seed, arch)):
+        module = made_outside(arch, factory, sizes)
+        _train_all_tokens(module)
+    return ForeignModel(arch, module, seed, has_weights=True)
+
+
+class ForeignModel(LanguageModel):
+    """A causal model of transformers, or one that is wrapped as such."""
+
+    def __init__(
+        self,
+        arch: str,
+        module: PreTrainedModel,
+        seed: int = 0,
+        *,
+        make: Callable[[], PreTrainedModel] | None = None,
+        has_weights: bool = False,
+    ) -> None:
+        """make: builds the module again, on torch's default device. has_weights: keep the module's weights."""
+        super().__init__(module, seed)
+        self.arch = arch
+        self._make = make
+        self._accepts = set(inspect.signature(module.forward).parameters)
+        self._plain_head: bool | None = None
+        # Computed once: wrappers that are added later change neither the parts nor their names.
+        self._paths = {part: name for name, part in module.named_modules()}
+        self._blocks = find_blocks(module)
+        self.generate = Generation(self)  # type: ignore[method-assign]
+        if self.device.type != "meta" and not has_weights:
+            for name, part in {"": module, **self._blocks}.items():
+                self.initialize(part, name)
+
+    @property
+    def blocks(self) -> dict[str, nn.Module]:
+        return dict(self._blocks)
+
+    def logits(self, input_ids: Tensor, doc_ids: Tensor | None = None) -> Tensor:
+        return self._forward(input_ids, doc_ids).logits
+
+    def loss(
+        self,
+        input_ids: Tensor,
+        targets: Tensor,
+        doc_ids: Tensor | None,
+        num_targets: float,
+        documents: Documents | None = None,
+    ) -> Loss:
+        head = self._head()
+        bytes_of_logits = 4 * targets.numel() * self.module.config.get_text_config().vocab_size
+        if head is not None and bytes_of_logits > losses.chunk_bytes(targets.device.type) and self._head_is_plain(head):
+            # In place of the head, inside the model's forward, so that wrappers around the model still apply.
+            def sums(h: Tensor) -> Tensor:
+                return losses.loss_of_hidden(_PLAIN, h, head.weight, targets, compiled=self.compiled_loss)[0]
+
+            with _replaced_forward(head, sums):
+                outputs = self._forward(input_ids, doc_ids)
+            loss = outputs.logits
+        else:
+            outputs = self._forward(input_ids, doc_ids)
+            loss, _ = losses.loss_of_logits(_PLAIN, outputs.logits, targets)
+        router = getattr(outputs, "aux_loss", None)
+        if isinstance(router, Tensor):  # where the configuration has output_router_logits
+            weight = getattr(self.module.config.get_text_config(), "router_aux_loss_coef", 0.0)
+            loss = loss + weight * router * (targets != -100).sum()
+        return Loss(loss / num_targets)
+
+    def _forward(self, input_ids: Tensor, doc_ids: Tensor | None) -> Any:
+        kwargs: dict[str, Any] = {"use_cache": False} if "use_cache" in self._accepts else {}
+        if doc_ids is not None:
+            if "doc_ids" in self._accepts:
+                kwargs["doc_ids"] = doc_ids
+            if "position_ids" in self._accepts:
+                kwargs["position_ids"] = positions(doc_ids)
+        return self.module(input_ids=input_ids, **kwargs)
+
+    def _head(self) -> nn.Linear | None:
+        head = self.module.get_output_embeddings()
+        return head if type(head) is nn.Linear and head.bias is None else None
+
+    @torch.no_grad()
+    def _head_is_plain(self, head: nn.Linear) -> bool:
+        """Whether the head's output is the logits, not capped or scaled after it. Tried once, with made-up outputs."""
+        if self._plain_head is None:
+            ids = torch.zeros(1, 8, dtype=torch.long, device=self.device)
+            made = 30 * torch.arange(8 * head.out_features, device=self.device).float().sin().view(1, 8, -1)
+            try:
+                with _replaced_forward(head, lambda h: made):
+                    unchanged = torch.equal(self._forward(ids, None).logits, made)
+                with _replaced_forward(head, lambda h: made.sum()):
+                    self._plain_head = unchanged and torch.equal(self._forward(ids, None).logits, made.sum())
+            except Exception:  # the model's code depends on the shape of the logits
+                self._plain_head = False
+        return self._plain_head
+
+    @torch.no_grad()
+    def initialize(self, part: nn.Module, name: str) -> None:
+        """Call the library's own `_init_weights`, module by module from the inside out, each with the generator of its
+        name.
+
+        Blocks inside a part are skipped, as they are parts themselves. So the order and device in which parts are
+        initialized do not matter.
+        """
+        blocks = set(self._blocks.values()) - {part}
+        modules = list(_inside_out(part, blocks))
+        device = next(
+            (tensor.device for module in modules for tensor in _own_tensors(module).values()), torch.device("cpu")
+        )
+        for module in modules:  # drawn on the CPU, so that a seed means the same on every device
+            module._apply(lambda tensor: tensor.cpu(), recurse=False)
+            for tensor in _own_tensors(module).values():
+                if tensor.is_floating_point():
+                    tensor.fill_(torch.nan)
+        # A module around blocks must not change their weights.
+        with _loaded([tensor for block in blocks for tensor in block.state_dict(keep_vars=True).values()]):
+            for module in modules:
+                path = self._paths[module]
+                if isinstance(module, CanonLayer):
+                    for key, parameter in module.named_parameters(recurse=False):
+                        module.fill(key, parameter, generator_for(self.seed, f"{path}.{key}"))
+                    continue
+                with _drawing(generator_for(self.seed, path)):
+                    self._owner(path)._init_weights(module)
+        for module in modules:
+            for key, tensor in _own_tensors(module).items():
+                if tensor.numel() and tensor.isnan().all():  # the library leaves it as the constructor made it
+                    tensor.copy_(self._as_built[f"{self._paths[module]}.{key}".lstrip(".")])
+            module._apply(lambda tensor: tensor.to(device), recurse=False)
+
+    @cached_property
+    def _as_built(self) -> dict[str, Tensor]:
+        """Parameters and buffers as the model's constructor makes them."""
+        with torch.device("cpu"):
+            assert self._make is not None
+            module = self._make()
+        return dict([*module.named_parameters(), *module.named_buffers()])
+
+    def _owner(self, path: str) -> PreTrainedModel:
+        """The innermost transformers model around a module: composite models have several."""
+        owner, module = self.module, self.module
+        for key in path.split(".") if path else []:
+            module = getattr(module, key)
+            owner = module if isinstance(module, PreTrainedModel) else owner
+        return owner
+
+    def forward_flops(self, seq_len: int) -> dict[str, float]:
+        """FLOPs per token. Recurrences count with their projections only, experts with those that a token uses."""
+        config = self.module.config.get_text_config()
+        head = self.module.get_output_embeddings()
+        active = _first_int(
+            config, "num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts", "moe_k"
+        )
+        experts = _first_int(config, "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+        used = min(1.0, active / experts) if active and experts else 1.0
+        parts = {"linear": 0.0, "attention": 0.0, "recurrence": 0.0, "conv": 0.0}
+        for path, module in self.module.named_modules():
+            if module is head:
+                continue
+            weights = sum(p.numel() for p in module.parameters(recurse=False) if p.ndim > 1)
+            is_expert = ".experts" in path or any(p.ndim == 3 for p in module.parameters(recurse=False))
+            if isinstance(module, nn.Conv1d | CanonLayer):
+                parts["conv"] += 2 * weights
+            elif isinstance(module, nn.Linear | Conv1D) or (is_expert and not isinstance(module, nn.Embedding)):
+                parts["linear"] += 2 * weights * (used if is_expert else 1.0)
+        width, layers = _first_int(config, "hidden_size"), getattr(config, "per_layer_config", None) or []
+        for index, reach in self._reaches(seq_len):
+            layer = layers[index] if index < len(layers) else config  # heads may differ from layer to layer
+            heads = _first_int(layer, "num_attention_heads")
+            head_dim = _first_int(layer, "head_dim") or (width // heads if heads else 0)
+            parts["attention"] += 4 * heads * head_dim * reach
+        vocabulary = head.weight.numel() if head is not None else width * config.vocab_size
+        return {**parts, "head": 2.0 * vocabulary}
+
+    def _reaches(self, seq_len: int) -> Iterator[tuple[int, float]]:
+        """The attention layers by index, and the mean number of tokens that a token attends to."""
+        config = self.module.config.get_text_config()
+        window = _first_int(config, "sliding_window", "attention_chunk_size", "attention_window_size") or seq_len
+        types = getattr(config, "layer_types", None) or []
+        for index, block in enumerate(self._blocks.values()):
+            kind = types[index] if len(types) == len(self._blocks) else None
+            attends = any("Attention" in type(m).__name__ for m in block.modules())
+            if kind in ("sliding_attention", "chunked_attention", "hybrid_sliding"):
+                yield index, min(seq_len / 2, window)
+            elif kind in ("full_attention", "hybrid") or (kind is None and attends):
+                yield index, seq_len / 2
+
+
+class FlaModel(ForeignModel):
+    """A model of flash-linear-attention: its kernels take documents as borders of one long row (`cu_seqlens`)."""
+
+    def _forward(self, input_ids: Tensor, doc_ids: Tensor | None) -> Any:
+        if doc_ids is None:
+            return super()._forward(input_ids, None)
+        starts = (positions(doc_ids).flatten() == 0).nonzero()[:, 0]
+        borders = nn.functional.pad(starts, (0, 1), value=input_ids.numel()).int()
+        outputs = self.module(input_ids=input_ids.view(1, -1), cu_seqlens=borders, use_cache=False)
+        if outputs.logits.ndim:  # else it is the loss, computed in place of the head
+            outputs.logits = outputs.logits.view(*input_ids.shape, -1)
+        return outputs
+
+
+def positions(doc_ids: Tensor) -> Tensor:
+    """Positions that restart with every document: `[B, T]`."""
+    index = torch.arange(doc_ids.shape[1], device=doc_ids.device).expand_as(doc_ids)
+    starts = nn.functional.pad(doc_ids[:, 1:] != doc_ids[:, :-1], (1, 0), value=True)
+    return index - torch.where(starts, index, 0).cummax(dim=1).values
+
+
+def find_blocks(module: nn.Module) -> dict[str, nn.Module]:
+    """The lists of modules that the library does not split (`_no_split_modules`), else the longest list of equal
+    modules, else the model's children."""
+    models = [part for part in module.modules() if isinstance(part, PreTrainedModel)]
+    unsplit = {name for model in models for name in getattr(model, "_no_split_modules", None) or []}
+    lists = {name: part for name, part in module.named_modules() if isinstance(part, nn.ModuleList) and len(part)}
+    named = {name: part for name, part in lists.items() if {type(block).__name__ for block in part} <= unsplit}
+    if not named and lists:
+        longest = max(lists, key=lambda name: (len(lists[name]), -name.count(".")))
+        named = {longest: lists[longest]}
+    outermost = [name for name in named if not any(name.startswith(f"{other}.") for other in named)]
+    blocks = {f"{name}.{index}": block for name in outermost for index, block in enumerate(named[name])}
+    owners = Counter(parameter for block in blocks.values() for parameter in set(block.parameters()))
+    if max(owners.values(), default=1) > 1:  # shared parameters cannot be sharded block by block
+        whole_model = str(module.base_model_prefix)
+        return {whole_model: module.get_submodule(whole_model)}
+    return blocks or dict(module.named_children())
+
+
+def _inside_out(part: nn.Module, leaving_out: set[nn.Module]) -> Iterator[nn.Module]:
+    for child in part.children():
+        if child not in leaving_out:
+            yield from _inside_out(child, leaving_out)
+    yield part
+
+
+def _own_tensors(module: nn.Module) -> dict[str, Tensor]:
+    return dict([*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)])
+
+
+@contextmanager
+def _loaded(tensors: list[Tensor]) -> Iterator[None]:
+    """Within this context, the library's initialization leaves these tensors alone, as if they had been loaded."""
+    for tensor in tensors:
+        setattr(tensor, "_is_hf_initialized", True)  # noqa: B010
+    try:
+        yield
+    finally:
+        for tensor in tensors:
+            delattr(tensor, "_is_hf_initialized")
+
+
+@contextmanager
+def _drawing(generator: torch.Generator) -> Iterator[None]:
+    """Within this context, torch's CPU generator has the state of this one; afterwards it is as before."""
+    default, state = torch.default_generator, torch.default_generator.get_state()
+    default.set_state(generator.get_state())
+    try:
+        yield
+    finally:
+        default.set_state(state)
+
+
+@contextmanager
+def _replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    module.forward = forward
+    try:
+        yield
+    finally:
+        del module.forward
+
+
+def _first_int(config: Any, *names: str) -> int:
+    for name in names:
+        try:
+            value = getattr(config, name, None)
+        except Exception:  # the library raises if the field differs from layer to layer
+            continue
+        if isinstance(value, int):
+            return value
+    return 0

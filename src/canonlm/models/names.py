@@ -1,0 +1,416 @@
+"""Architecture names. They are complete: two models with the same name and sizes have the same architecture.
+
+    llama+canon              gla5-conv{num_heads=4}+canon=AC:nores       gdn2.gdn2.gdn2.llama+canon
+    hf:qwen3{num_key_value_heads=2}        fla:kda        mine.py:MyMixer+canon        package.module:Model
+
+A name is a base, or several that alternate over the layers, with settings of its mixer or of `CanonLMConfig` in braces,
+and modifiers. Sizes (layers, width, heads, vocabulary, context) come from elsewhere. `resolve` returns the fields of a
+name, `name_of` the name of a configuration: each is the inverse of the other.
+"""
+
+import copy
+import itertools
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, get_origin
+
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from canonlm.canon import sites as canon_sites
+from canonlm.canon.sites import Variant
+from canonlm.core.errors import expected, unknown
+from canonlm.models.config import CanonLMConfig
+from canonlm.models.mixers.base import MIXERS, Architecture, Mixer
+
+SIZES = {
+    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings", "init_seed"),
+    *("intermediate_size", "pad_token_id", "bos_token_id", "eos_token_id", "use_cache"),
+}
+"""Fields that are not part of a name: sizes, the seed, and what belongs to a vocabulary or a cache."""
+
+FIELDS = [
+    name
+    for name, annotation in CanonLMConfig.__annotations__.items()
+    if name not in SIZES and get_origin(annotation) is not ClassVar
+]
+"""The fields of `CanonLMConfig` that a name decides."""
+
+OF_TRAINING = {
+    *("initializer", "initializer_range", "init_base_std", "init_std_factor"),
+    *("z_loss", "z_loss_weight", "router_loss_weight"),
+}
+"""Those that do not matter once a model has its weights."""
+
+OF_ATTENTION = {
+    *("num_key_value_heads", "head_dim", "rope_dim", "rope_heads", "rope_theta", "alibi", "qk_norm"),
+    *("attention_bias", "attention_dropout"),
+}
+"""Those that do not matter without attention."""
+
+
+class Base(NamedTuple):
+    """A base of a name. `short_conv`: with the short convolution (site b); `settings`: those in its braces."""
+
+    name: str
+    mixer: type[Mixer]
+    architecture: Architecture
+    short_conv: bool
+    settings: dict[str, Any]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The settings that are options of the mixer."""
+        return {key: self.settings[key] for key in self.settings if key in self.mixer.Options.__dataclass_fields__}
+
+    @property
+    def full_canon(self) -> str:
+        """The sites of a bare `+canon`. A short convolution already does what Canon-B would do."""
+        return "ACD" if self.mixer.recurrent else "ABCD"
+
+
+@dataclass(frozen=True)
+class Modifier:
+    """`+name` or `+name=value`. `read(value, head_dim, num_heads)` returns the fields that it sets, `write(config)` the
+    value for a configuration: None for a bare modifier, False if the name needs no modifier."""
+
+    about: str
+    read: Callable[[str | None, int, int], dict[str, Any]]
+    write: Callable[[CanonLMConfig], str | bool | None]
+
+
+def bases() -> dict[str, tuple[type[Mixer], Architecture]]:
+    """Every base name, of all registered mixers."""
+    return {name: (mixer, about) for mixer in MIXERS.values() for name, about in mixer.architectures.items()}
+
+
+def split_names(text: str) -> list[str]:
+    """The names in a list such as `llama,hf:qwen3{num_key_value_heads=2,head_dim=16},llama+canon=A:zero,D:k3`.
+
+    Commas in braces separate settings, and a group of Canon sites belongs to the `+canon=` before it.
+    """
+    names: list[str] = []
+    for part in re.split(r",(?![^{}]*\})", text):
+        if names and "+canon=" in names[-1] and _GROUP.match(part.strip()):
+            names[-1] += f",{part.strip()}"
+        else:
+            names.append(part.strip())
+    if bare := [name for name in names if "=" in re.split(r"[{+]", name, maxsplit=1)[0]]:  # the shell expanded braces
+        raise expected("arch", "quotes around names with braces: 'llama{num_key_value_heads=2,head_dim=16}'", bare[0])
+    return names
+
+
+_GROUP = re.compile(rf"[{canon_sites.LETTERS}B]+(:\w+)*(\+|$)")
+
+
+# -- the other modifiers ----------------------------------------------------------------------------------------------
+
+
+def _rope(value: str | None, head_dim: int, num_heads: int) -> dict[str, Any]:
+    what = f"a share from 0 to 1 of each head, an even number of its {head_dim} channels, such as +rope=0.25"
+    heads, times, share = (value or "").rpartition("x")
+    channels = _share(share, head_dim)
+    if channels is None or channels % 2:
+        raise expected("+rope", what, value)
+    if not times:
+        return {"rope_dim": channels}
+    rotated = _share(heads, num_heads)
+    if not rotated:
+        raise expected("+rope", f"a share of the {num_heads} heads before the x, such as +rope=0.5x0.5", value)
+    return {"rope_dim": channels, "rope_heads": rotated}
+
+
+def _share(text: str, total: int) -> int | None:
+    """That share of `total`, or None if the text is not a number from 0 to 1 or the result is not an integer."""
+    try:
+        part = total * float(text)
+        return round(part) if 0 <= part <= total and math.isclose(part, round(part), abs_tol=1e-6) else None
+    except (ValueError, OverflowError):
+        return None
+
+
+def _written_rope(config: CanonLMConfig) -> str | bool:
+    if config.rope_dim == 0 and config.alibi is not None:
+        return False  # ALiBi takes the place of rotations
+    share, heads = config.rope_dim / config.head_dim, config.rope_heads / config.num_attention_heads
+    if (share, heads) == (1, 1):
+        return "1" if config.alibi is not None else False
+    return f"{share:.9g}" if heads == 1 else f"{heads:.9g}x{share:.9g}"
+
+
+def _named(name: str, about: str, key: str, meanings: dict[str | None, Any]) -> Modifier:
+    def read(value: str | None, head_dim: int, num_heads: int) -> dict[str, Any]:
+        if value not in meanings:
+            what = " or ".join("no value" if choice is None else f"+{name}={choice}" for choice in meanings)
+            raise expected(f"+{name}", what, value)
+        return {key: meanings[value]}
+
+    def write(config: CanonLMConfig) -> str | bool | None:
+        return next((spelling for spelling, value in meanings.items() if getattr(config, key) == value), False)
+
+    return Modifier(about, read, write)
+
+
+MODIFIERS = {
+    "canon": Modifier(
+        "Canon layers at A, B, C and D of a block; other sites and variants: +canon=KVOM:scaled, +canon=A:zero,D:k3",
+        lambda *_: {},
+        lambda _: False,
+    ),
+    "frozen": _named(
+        "frozen", "the same as +canon=…:frozen: Canon weights keep their initial values", "canon_frozen", {None: True}
+    ),
+    "rope": Modifier(
+        "rotary positions on a share of each head, +rope=0.25; in half the heads, +rope=0.5x0.5", _rope, _written_rope
+    ),
+    "alibi": _named(
+        "alibi",
+        "attention decreases with distance; +alibi=hard: half of the heads see nearby tokens only",
+        "alibi",
+        {None: "alibi", "hard": "hard"},
+    ),
+    "qknorm": _named("qknorm", "RMSNorm on queries and keys", "qk_norm", {None: True}),
+    "mlp": _named(
+        "mlp",
+        "another MLP: +mlp=standard (no gate), +mlp=moe (32 experts), +mlp=none",
+        "mlp",
+        {"standard": "standard", "moe": "moe", "none": "none"},
+    ),
+    "relu2": _named("relu2", "squared ReLU in the MLP, in place of SiLU", "hidden_act", {None: "relu2"}),
+}
+
+
+# -- from a name to fields --------------------------------------------------------------------------------------------
+
+
+def resolve(arch: str, *, hidden_size: int, num_heads: int, head_dim: int | None = None) -> dict[str, Any]:
+    """The configuration fields that a name stands for: `resolve("llama+canon=AC", hidden_size=512, num_heads=8)`.
+
+    `gdn2.gdn2.gdn2.llama` is a hybrid whose layers alternate. ValueError names an unknown or repeated base, modifier or
+    setting, or an invalid value.
+    """
+    head_dim = head_dim or hidden_size // num_heads
+    layers, modifiers = _split(arch)
+    fields: dict[str, Any] = {}
+    options: dict[str, dict[str, Any]] = {}
+    kinds: dict[str, Base] = {}
+    for base in layers:
+        first = kinds.setdefault(base.mixer.name, base)
+        if first.architecture != base.architecture or first.options != base.options:
+            raise expected("arch", f"one kind of {base.mixer.name} in all layers", arch)
+        for key, value in {**base.architecture.settings(hidden_size), **base.settings}.items():
+            if key in base.mixer.Options.__dataclass_fields__:
+                options.setdefault(base.mixer.name, {})[key] = value
+            else:
+                fields[key] = value
+    if options:
+        fields["mixer_options"] = options
+    added: dict[str, str | None] = {}
+    for part in modifiers:
+        modifier, equals, value = part.partition("=")
+        if not equals and modifier.startswith("canon:"):
+            modifier, _, value = modifier.partition(":")  # +canon:k3 has no sites
+            value = f":{value}"
+        if modifier not in MODIFIERS:
+            raise unknown("architecture modifier", f"+{modifier}", [f"+{known}" for known in MODIFIERS])
+        if modifier in added:
+            raise expected("arch", f"+{modifier} at most once", arch)
+        added[modifier] = value if equals or value else None
+        fields |= MODIFIERS[modifier].read(added[modifier], head_dim, num_heads)
+    mixers = [base.mixer.name for base in layers]
+    if mixers != ["attention"]:
+        fields["mixers"] = mixers
+    if not {"canon_set", "canon_sets"} & fields.keys():
+        without = {"moe": "D", "none": "CD"}.get(fields.get("mlp", ""), "")
+        sites = [_sites(base, added, without) for base in layers]
+        if len(set(sites)) > 1:
+            fields["canon_sets"] = sites
+        elif sites[0]:
+            fields["canon_set"] = sites[0]
+    elif "canon" in added:
+        raise expected("arch", "either +canon or canon_set in braces", arch)
+    return fields
+
+
+def _split(arch: str) -> tuple[list[Base], list[str]]:
+    """The bases and the modifiers of a name."""
+    known = bases()
+    pattern = "|".join(map(re.escape, sorted(known, key=len, reverse=True)))
+    token = re.compile(rf"({pattern})(-conv)?(?:\{{([^{{}}]*)\}})?(?=[.+]|$)")
+    layers, rest = [], arch
+    while True:
+        if (match := token.match(rest)) is None or (match[2] and not known[match[1]][1].short_conv):
+            unknown_name = re.split(r"[.+{]", rest, maxsplit=1)[0]
+            if re.match(r"[^+{:]*\.py(?![\w:])", rest):
+                raise expected("arch", "FILE.py:NAME, a mixer or a model in that file", arch)
+            without = [f"{name}-conv" for name, (_, about) in known.items() if about.short_conv]
+            meant = [f"hf:{unknown_name}"] if unknown_name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES else []
+            raise unknown("architecture", unknown_name, [*known, *without], meant=meant)
+        mixer, about = known[match[1]]
+        settings = _checked(match[1], mixer, read_settings(match[3] or ""))
+        layers.append(Base(match[1], mixer, about, about.short_conv and not match[2], settings))
+        rest = rest[match.end() :]
+        if not rest.startswith("."):
+            return layers, rest.split("+")[1:]
+        rest = rest[1:]
+
+
+def _checked(name: str, mixer: type[Mixer], settings: dict[str, Any]) -> dict[str, Any]:
+    own = set(mixer.Options.__dataclass_fields__)
+    choices = {*own, *FIELDS} - {"mixers", "mixer_options"}
+    for key in settings:
+        if key not in choices:
+            raise unknown(f"setting of {name}", key, choices, f"settings of {name}")
+    return settings
+
+
+def _sites(base: Base, added: Mapping[str, str | None], without: str) -> str:
+    """The Canon sites of a base: those of `+canon`, and b if the base has a short convolution."""
+    text = ""
+    if "canon" in added:
+        text = (":" if added["canon"] is None else added["canon"]).rstrip(":")
+        if added["canon"] is None or text.startswith(":"):
+            text = "".join(site for site in base.full_canon if site not in without) + text
+        if not text or "b" in canon_sites.parse(text, key="+canon"):
+            raise expected("+canon", "sites such as +canon=AC (not b, which NAME-conv leaves out)", text)
+    sites = canon_sites.parse(text, key="+canon")
+    return canon_sites.write(sites | ({"b": Variant()} if base.short_conv else {}))
+
+
+# -- settings in braces -----------------------------------------------------------------------------------------------
+
+
+def read_settings(text: str) -> dict[str, Any]:
+    """`a=1,b=[x,y],c=null` → values as in JSON; anything else is a string, or in brackets a list of strings."""
+    settings: dict[str, Any] = {}
+    for pair in re.split(r",(?![^\[\]]*\])", text) if text.strip() else []:
+        key, equals, value = (part.strip() for part in pair.partition("="))
+        if not equals or not key:
+            raise expected("arch", "fields such as {num_heads=4,num_key_value_heads=2}", pair)
+        if key in settings:
+            raise expected("arch", f"{key} at most once", text)
+        settings[key] = _read_value(value)
+    return settings
+
+
+def _read_value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        inside = text[1:-1] if text.startswith("[") and text.endswith("]") else None
+        return text if inside is None else [_read_value(part) for part in inside.split(",")]
+
+
+def written_settings(settings: Mapping[str, Any]) -> str:
+    """The inverse of `read_settings`, in braces; "" without any."""
+    pairs = [f"{key}={json.dumps(value, separators=(',', ':'))}" for key, value in sorted(settings.items())]
+    return "{" + ",".join(pairs).replace('"', "") + "}" if pairs else ""
+
+
+# -- from a configuration to its name ---------------------------------------------------------------------------------
+
+
+def name_of(config: CanonLMConfig, *, trained: bool = False) -> str:
+    """The complete name of a configuration, from which `resolve` restores all fields but the sizes. With `trained`,
+    fields that only set initial weights and the training loss are left out."""
+    mixers = list(dict.fromkeys(config.mixers))
+    if trained:
+        config, fresh = copy.copy(config), CanonLMConfig(mixers=mixers, num_hidden_layers=len(mixers))
+        for key in OF_TRAINING:
+            setattr(config, key, getattr(fresh, key))
+    layers = [canon_sites.parse(text) for text in config.canon_texts]
+    canon = {canon_sites.write({site: sites[site] for site in sites if site != "b"}) for sites in layers}
+    flags = {text.partition(":")[2] for text in canon if text and "," not in text}
+    spellings = [
+        "",
+        *(f"+canon={sites}" for sites in canon if sites),
+        *(f"+canon:{f}" if f else "+canon" for f in flags),
+    ]
+    names = []
+    for bases_ in itertools.product(*(MIXERS[mixer].architectures for mixer in mixers)):
+        for spelling in spellings:
+            name = _complete(config, dict(zip(mixers, bases_, strict=True)), spelling)
+            names += [name] if name is not None else []
+    if not names:
+        raise ValueError("no architecture name describes this configuration")
+    return min(names, key=len)
+
+
+def _complete(config: CanonLMConfig, names: Mapping[str, str], canon: str) -> str | None:
+    """The name with these bases, by mixer; fields that no modifier sets are in braces. None if there is none."""
+    known = bases()
+    layers = [
+        (names[mixer], mixer, known[names[mixer]][1].short_conv and "b" not in config.sites(i))
+        for i, mixer in enumerate(config.mixers)
+    ]
+    lengths = (n for n in range(1, len(layers) + 1) if layers == layers[:n] * (len(layers) // n))
+    pattern = layers[: next(lengths)]
+
+    def written(settings: Mapping[str, Mapping[str, Any]], modifiers: str) -> str:
+        parts = [f"{name}{'-conv' * bare}{written_settings(settings.get(mixer, {}))}" for name, mixer, bare in pattern]
+        return ".".join(parts) + modifiers
+
+    try:
+        plain = _of_name(config, written({}, canon))
+        modifiers = canon
+        for name, modifier in MODIFIERS.items():
+            value = False if name == "frozen" else modifier.write(config)
+            if value is not False and value is not True:
+                fields = modifier.read(value, config.head_dim, config.num_attention_heads)
+                if any(_value(config, key) != _value(plain, key) for key in fields):
+                    modifiers += f"+{name}" + ("" if value is None else f"={value}")
+        near = _of_name(config, written({}, modifiers))
+        settings = {mixer: _options(config, mixer, near) for mixer in names}
+        different = {key: _value(config, key) for key in FIELDS if _value(config, key) != _value(near, key)}
+        for key in different.keys() - {"mixers", "mixer_options"}:
+            # In the braces of a mixer that has no option of that name.
+            mixer = next(mixer for _, mixer, _ in pattern if key not in MIXERS[mixer].Options.__dataclass_fields__)
+            settings[mixer][key] = _pattern(different[key])
+        for mixer, key in [(mixer, key) for mixer, each in settings.items() for key in each]:
+            fewer = {**settings, mixer: {k: v for k, v in settings[mixer].items() if k != key}}
+            if _is_named(config, written(fewer, modifiers)):  # it follows from another setting
+                settings = fewer
+        name = written(settings, modifiers)
+        return name if _is_named(config, name) else None
+    except ValueError:
+        return None
+
+
+def _is_named(config: CanonLMConfig, name: str) -> bool:
+    """Whether the name stands for this configuration."""
+    try:
+        named = _of_name(config, name)
+    except ValueError:  # settings that do not fit together
+        return False
+    return all(_value(config, key) == _value(named, key) for key in FIELDS)
+
+
+def _value(config: CanonLMConfig, key: str) -> Any:
+    """The value of a field; Canon sites are compared layer by layer, in `canon_sets`."""
+    if key == "canon_set" or (key in OF_ATTENTION and "attention" not in config.mixers):
+        return None
+    # In a list in braces, commas separate layers, and semicolons groups of sites.
+    return [text.replace(",", ";") for text in config.canon_texts] if key == "canon_sets" else getattr(config, key)
+
+
+def _pattern(value: Any) -> Any:
+    """The repeating part of a list with an entry per layer."""
+    if not isinstance(value, list):
+        return value
+    return next(value[:n] for n in range(1, len(value) + 1) if value == value[:n] * (len(value) // n))
+
+
+def _options(config: CanonLMConfig, mixer: str, near: CanonLMConfig) -> dict[str, Any]:
+    """The options of a mixer that differ from those in `near`."""
+    other = near.mixer_options.get(mixer, {})
+    return {key: value for key, value in config.mixer_options.get(mixer, {}).items() if value != other.get(key)}
+
+
+def _of_name(config: CanonLMConfig, name: str) -> CanonLMConfig:
+    """The configuration of that name at the sizes of `config`."""
+    fields = resolve(
+        name, hidden_size=config.hidden_size, num_heads=config.num_attention_heads, head_dim=config.head_dim
+    )
+    return CanonLMConfig(**{**{key: getattr(config, key) for key in SIZES}, **fields})

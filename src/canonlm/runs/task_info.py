@@ -1,0 +1,99 @@
+"""The descriptions of a task from outside, from `task.json` in its run folders: reports never run a task's file.
+
+The file may be somebody else's: it is only read as text, and long texts are cut.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from canonlm.core.untrusted import read_json
+from canonlm.runs.rows import DAMAGE, one_line, primary
+
+if TYPE_CHECKING:  # numba, which a report of other results does not need
+    from canonlm.tasks import Measure, Scale, Score, Task
+
+MAX_BYTES = 2**16
+MAX_LETTERS = 500
+
+
+@dataclass(frozen=True)
+class Words:
+    """The attributes of a task class with the same names."""
+
+    score: "Score"
+    about: str = ""
+    scales: "Mapping[str, Scale]" = field(default_factory=dict)
+    measures: "Mapping[str, Measure]" = field(default_factory=dict)
+
+
+class Named(str):
+    """The name of a task from outside, with its words."""
+
+    words: "Words | Task"
+
+    def __new__(cls, name: str, words: "Words | Task") -> "Named":
+        named = super().__new__(cls, name)
+        named.words = words
+        return named
+
+
+def named(task: "Task | None") -> str:
+    return "" if task is None else Named(task.name, task)
+
+
+def words_of(task: str) -> "Words | Task | type[Task]":
+    """The words for a task's name; empty for a name that is neither built in nor `Named`."""
+    from canonlm.tasks import registered
+
+    return task.words if isinstance(task, Named) else registered(task)
+
+
+def score_of(task: str) -> "Score":
+    return words_of(task).score
+
+
+def headline(task: str, slices: Iterable[str]) -> list[str]:
+    """The slices whose mean accuracy stands for the task: the one that the task names, or all of the primary scale."""
+    one = score_of(task).slice
+    return [key for key in primary(slices) if key == one or not one]
+
+
+def written(task: "Task") -> dict[str, Any]:
+    """The words as JSON, with labels for the slices of the test."""
+    labels: dict[str, dict[str, str]] = {name: {} for name in task.scales}
+    for name, value in (pair for where in task.slices() for pair in where.items() if pair[0] in labels):
+        labels[name][str(value)] = task.scales[name].label(str(value))
+    scales = {name: {"by": one.by, "about": one.about, "labels": labels[name]} for name, one in task.scales.items()}
+    return {"about": task.about, "scales": scales, "measures": {k: vars(v) for k, v in task.measures.items()},
+            "score": vars(task.score)}  # fmt: skip
+
+
+def read(path: Path) -> Words:
+    """Read a `task.json`; empty words if it is missing, damaged or long."""
+    from canonlm.tasks import Measure, Scale, Score
+
+    try:
+        raw = read_json(path, MAX_BYTES)
+        return Words(
+            Score(
+                **{key: _text({"slice": "", **raw["score"]}, key) for key in ("measure", "share", "slice")},
+                two_state=raw["score"].get("two_state") is not False,
+            ),
+            _text(raw, "about"),
+            {key: Scale(_text(one, "by"), _labels(key, dict(one["labels"])), _text(one, "about"))
+             for key, one in raw["scales"].items()},
+            {key: Measure(_text(one, "label"), _text(one, "about"), one["log"] is True)
+             for key, one in raw["measures"].items()},
+        )  # fmt: skip
+    except DAMAGE:
+        return Words(Score())
+
+
+def _text(raw: Mapping[str, Any], key: str) -> str:
+    return one_line(str(raw[key]), MAX_LETTERS)
+
+
+def _labels(scale: str, labels: Mapping[str, Any]) -> Callable[[str], str]:
+    return lambda value: _text(labels, value) if value in labels else f"{scale} = {value}"

@@ -1,0 +1,106 @@
+"""Evaluation of Lano: are the model's sentences valid, and how far is its next-token distribution from the true one?"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import LogitsProcessor, LogitsProcessorList
+
+from canonlm.data.windows import WindowStream
+from canonlm.models.initialize import generator_for
+from canonlm.models.interface import LanguageModel
+from canonlm.tasks.lano import Lano
+from canonlm.tasks.lano.parse import kl
+from canonlm.tasks.lano.sampling import BOS
+from canonlm.train.evals.answers import Answers, Keep
+from canonlm.train.evals.generate import NotFinite, generate
+from canonlm.train.evals.windows import window_loss
+
+UNFINISHED = -1  # no terminal
+
+
+class SentenceEval:
+    """As in the paper (arXiv 2512.17351, App. A): the share of valid sentences among `size` that are written at
+    temperature 1 from the start, and among the same number continued after a cut; and the Kullback-Leibler divergence
+    of the model's next-token distribution from the true one, over `size` test sentences.
+
+    Text that has not ended at the end of the window is not a sentence. Sampling is a function of (seed, sentence):
+    batches and devices change nothing but rounding.
+    """
+
+    def __init__(self, stream: WindowStream, size: int, batch_size: int) -> None:
+        assert isinstance(stream.task, Lano)
+        self.stream, self.task, self.size, self.batch_size = stream, stream.task, size, min(batch_size, size)
+        self.samples = [self.task.sample(stream.split, stream.seed, index) for index in range(size)]
+        self._true_probs: list[np.ndarray] | None = None
+
+    keep: Keep | None = None  # called with every answer
+
+    @torch.no_grad()
+    def run(self, model: LanguageModel, device: torch.device) -> dict[str, Any]:
+        """`{"loss", "slices", "measures": {"kl"}}`: cross-entropy (nats) of the tokens in a batch of test windows,
+        valid sentences per slice, divergence in nats per token; further keys as in `Answers.result`."""
+        task = self.task
+        counts = Answers(task, self.keep)
+        answers: list[list[list[int]]] = [[] for _ in self.samples]
+        broken: list[list[bool]] = [[] for _ in self.samples]
+        questions = [(query.start, i) for i, sample in enumerate(self.samples) for query in sample.queries]
+        for start in sorted({start for start, _ in questions}):
+            prompted = [i for at, i in questions if at == start]
+            for first in range(0, len(prompted), self.batch_size):
+                batch = prompted[first : first + self.batch_size]
+                monitor = NotFinite()
+                written = self._write(model, batch, start, device, monitor)
+                for i, sentence, bad in zip(batch, written, monitor.rows, strict=True):
+                    answers[i].append(sentence if BOS in sentence else [*sentence, UNFINISHED])
+                    broken[i].append(bad)
+        for sample, sentences, broken_rows in zip(self.samples, answers, broken, strict=True):
+            verdicts = task.grade(sample, sentences)
+            for query, sentence, verdict, bad in zip(sample.queries, sentences, verdicts, broken_rows, strict=True):
+                counts.add(sample, query, sentence, verdict, not bad)
+        return {
+            "loss": window_loss(model, self.stream, self.batch_size, device),
+            **counts.result(),
+            "measures": {"kl": self._divergence(model, device)},
+        }
+
+    def _write(
+        self, model: LanguageModel, batch: list[int], start: int, device: torch.device, monitor: NotFinite | None = None
+    ) -> list[list[int]]:
+        """The model's continuations of the first `start` tokens of these test sentences, at temperature 1."""
+        prompts = [self.samples[i].tokens[:start].tolist() for i in batch]
+        room = self.stream.seq_len - start
+        generators = [generator_for(self.stream.seed, f"sentence {i} after {start} tokens") for i in batch]
+        noise = LogitsProcessorList([_Gumbel(generators, room, len(self.task.vocab), device)])
+        return generate(model, prompts, room, BOS, device, monitor=monitor, logits_processor=noise)
+
+    def _divergence(self, model: LanguageModel, device: torch.device) -> float:
+        """Mean over all positions of the test sentences, up to the window's length."""
+        true_probs, model_probs = self._next_token_probs(), []
+        for first in range(0, self.size, self.batch_size):
+            tokens = [s.tokens[: self.stream.seq_len] for s in self.samples[first : first + self.batch_size]]
+            ids = np.zeros((len(tokens), max(map(len, tokens))), np.int64)  # padding on the right is never read
+            for row, sentence in zip(ids, tokens, strict=True):
+                row[: len(sentence)] = sentence
+            logits = model.logits(torch.from_numpy(ids).to(device)).float()
+            probs = logits.softmax(-1).double().cpu().numpy()  # columns: bos, which is the end, and the terminals
+            model_probs += [row[: len(sentence)] for row, sentence in zip(probs, tokens, strict=True)]
+        return kl(np.concatenate(true_probs), np.concatenate(model_probs))
+
+    def _next_token_probs(self) -> list[np.ndarray]:
+        if self._true_probs is None:
+            longest = self.stream.seq_len
+            self._true_probs = [self.task.grammar.next_token_probs(s.tokens[1:longest]) for s in self.samples]
+        return self._true_probs
+
+
+class _Gumbel(LogitsProcessor):
+    """Adds standard Gumbel noise, so that the largest score is a sample from the softmax (Gumbel 1954)."""
+
+    def __init__(self, generators: list[torch.Generator], steps: int, vocab: int, device: torch.device) -> None:
+        draws = [torch.empty(steps, vocab).exponential_(generator=generator) for generator in generators]
+        self.noise, self.step = -torch.stack(draws).log().to(device), 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.step += 1
+        return scores + self.noise[:, self.step - 1]

@@ -1,0 +1,75 @@
+"""A line that is shown while a command has no output yet, and output that nobody reads."""
+
+import io
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from canonlm.cli import status as module
+from canonlm.cli.status import doing
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def replaced(monkeypatch, stderr, patience):
+    """Called in the test itself, because pytest restores its own stream after the fixtures."""
+    monkeypatch.setattr("sys.stderr", stderr)
+    monkeypatch.setattr(module, "PATIENCE", patience)
+    return stderr
+
+
+def slow(stderr, error=None):
+    with doing("reading the runs"):
+        deadline = time.monotonic() + 10
+        while not stderr.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        if error:
+            raise error
+
+
+def test_a_slow_block_shows_its_line_and_clears_it(monkeypatch):
+    stderr = replaced(monkeypatch, Terminal(), 0.01)
+    slow(stderr)
+    assert stderr.getvalue() == "reading the runs …\r\x1b[2K"
+
+
+def test_an_error_clears_the_line_too(monkeypatch):
+    stderr = replaced(monkeypatch, Terminal(), 0.01)
+    with pytest.raises(ValueError, match="no"):
+        slow(stderr, ValueError("no"))
+    assert stderr.getvalue() == "reading the runs …\r\x1b[2K"
+
+
+def test_a_quick_block_shows_nothing(monkeypatch):
+    stderr = replaced(monkeypatch, Terminal(), 60)
+    with doing("reading the runs"):
+        pass
+    assert stderr.getvalue() == ""
+
+
+def test_logs_get_nothing(monkeypatch):
+    stderr = replaced(monkeypatch, io.StringIO(), 0)
+    with doing("reading the runs"):
+        time.sleep(0.05)
+    assert stderr.getvalue() == ""
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["train", "run.yaml"], 0), (["--version"], 1)])
+def test_output_without_a_reader(tiny, tmp_path, arguments, code):
+    """Training goes on; a command that only prints ends quietly."""
+    tiny.yaml(tmp_path / "run.yaml", train={"steps": 2})
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "canonlm", *arguments], cwd=tmp_path, stdout=write, stderr=subprocess.PIPE, text=True
+    )
+    os.close(write)
+    lines = [line for line in done.stderr.splitlines() if "canonlm:" in line or "Error" in line]
+    assert (done.returncode, lines) == (code, [])
+    assert (tmp_path / "runs/run/result.json").exists() is (code == 0)

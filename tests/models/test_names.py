@@ -1,0 +1,234 @@
+"""Architecture names, each against the configuration fields it stands for."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from canonlm import CanonLMConfig, CanonLMForCausalLM
+from canonlm.models.mixers import MIXERS
+from canonlm.models.names import FIELDS, OF_ATTENTION, name_of, resolve, split_names
+from canonlm.models.names import SIZES as SIZE_FIELDS
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("llama", {}),
+        ("llama-nope", {"rope_dim": 0}),
+        ("llama+canon", {"canon_set": "ABCD"}),
+        ("llama+canon=A", {"canon_set": "A"}),
+        ("llama+canon=DCA", {"canon_set": "ACD"}),
+        ("llama+canon=QKVC", {"canon_set": "BC"}),
+        ("llama+canon=KVOM:scaled", {"canon_set": "KVOM:scaled"}),
+        ("llama+canon=D:k3,A:zero+qknorm", {"canon_set": "A:zero,D:k3", "qk_norm": True}),
+        ("gdn2.llama+canon=E:smear,A", {"mixers": ["gdn", "attention"], "canon_sets": ["E:smear,Ab", "E:smear,A"]}),
+        ("llama-nope+canon", {"rope_dim": 0, "canon_set": "ABCD"}),
+        ("llama+rope=0.25", {"rope_dim": 16}),
+        ("llama+rope=1", {"rope_dim": 64}),
+        ("llama+rope=0", {"rope_dim": 0}),
+        ("llama-nope+rope=0.5", {"rope_dim": 32}),
+        ("llama+qknorm", {"qk_norm": True}),
+        ("llama+qknorm+rope=0.5+canon=BD", {"qk_norm": True, "rope_dim": 32, "canon_set": "BD"}),
+        ("llama+rope=0.5x0.5", {"rope_dim": 32, "rope_heads": 4}),
+        ("llama+rope=0.25x1", {"rope_dim": 64, "rope_heads": 2}),
+        ("llama+alibi", {"alibi": "alibi"}),
+        ("llama+alibi=hard+canon=A", {"alibi": "hard", "canon_set": "A"}),
+        ("llama+mlp=standard+relu2", {"mlp": "standard", "hidden_act": "relu2"}),
+        ("llama+mlp=moe+canon", {"mlp": "moe", "canon_set": "ABC"}),
+        ("llama+canon+frozen", {"canon_set": "ABCD", "canon_frozen": True}),
+        ("gla5", {"mixers": ["gla"], "canon_set": "b"}),
+        ("gla5-conv", {"mixers": ["gla"]}),
+        ("gla5+canon", {"mixers": ["gla"], "canon_set": "AbCD"}),
+        ("gla5-conv+canon", {"mixers": ["gla"], "canon_set": "ACD"}),
+        ("gdn2+canon=B", {"mixers": ["gdn"], "canon_set": "bB"}),
+        ("mamba2+mlp=none+canon", {"mixers": ["mamba2"], "mlp": "none", "canon_set": "Ab"}),
+        ("gdn2.gdn2.llama", {"mixers": ["gdn", "gdn", "attention"], "canon_sets": ["b", "b", ""]}),
+        (
+            "gdn2.llama-nope+canon",
+            {"mixers": ["gdn", "attention"], "rope_dim": 0, "canon_sets": ["AbCD", "ABCD"]},
+        ),
+        ("gla5-conv.gdn2-conv", {"mixers": ["gla", "gdn"]}),
+        ("llama+canon:nores:k3", {"canon_set": "ABCD:k3:nores"}),
+        ("llama+canon=AC:silu:bias", {"canon_set": "AC:silu:bias"}),
+        ("llama{rope_theta=1e6}", {"rope_theta": 1e6}),
+        ("gla5{num_heads=2}", {"mixers": ["gla"], "mixer_options": {"gla": {"num_heads": 2}}, "canon_set": "b"}),
+    ],
+)
+def test_names(name, fields):
+    assert resolve(name, hidden_size=512, num_heads=8) == fields
+
+
+def test_resolving_does_not_change_the_table():
+    resolve("llama-nope+rope=1+canon", hidden_size=512, num_heads=8)
+    assert resolve("llama-nope", hidden_size=512, num_heads=8) == {"rope_dim": 0}
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("lama", 'unknown architecture "lama". Did you mean "llama"? Architectures: '),
+        ("", 'unknown architecture "". Architectures: '),
+        ("llama+cannon", 'unknown architecture modifier "+cannon". Did you mean "+canon"? Architecture modifiers:'),
+        ("llama+", 'unknown architecture modifier "+".'),
+        ("llama+canon+canon=A", 'arch: expected +canon at most once, got "llama+canon+canon=A"'),
+        ("llama+canon=AX", "+canon: expected letters out of A, b, B, C, D, Q, K, V, O, M, E (such as"),
+        ("llama+canon=AAC", '+canon: expected A once, got "AAC"'),
+        ("llama+canon=b", '+canon: expected sites such as +canon=AC (not b, which NAME-conv leaves out), got "b"'),
+        ("llama+canon=", '+canon: expected sites such as +canon=AC (not b, which NAME-conv leaves out), got ""'),
+        ("llama+rope", "+rope: expected a share from 0 to 1 of each head"),
+        ("llama+rope=x", "+rope: expected a share from 0 to 1 of each head"),
+        ("llama+rope=0.3", "+rope: expected a share from 0 to 1 of each head"),  # 4.8 of 16 channels
+        ("llama+rope=0.0625", "+rope: expected a share from 0 to 1 of each head"),  # one channel
+        ("llama+rope=1.5", "+rope: expected a share from 0 to 1 of each head"),
+        ("llama+rope=-0.5", "+rope: expected a share from 0 to 1 of each head"),
+        ("llama+rope=nan", "+rope: expected a share from 0 to 1 of each head"),
+        ("llama+rope=inf", "+rope: expected a share from 0 to 1 of each head"),
+        ("llama+qknorm=1", '+qknorm: expected no value, got "1"'),
+        ("llama+rope=0.3x0.5", "+rope: expected a share of the 8 heads before the x, such as +rope=0.5x0.5"),
+        ("llama+rope=0x0.5", "+rope: expected a share of the 8 heads before the x"),
+        ("llama+rope=0.5x", "+rope: expected a share from 0 to 1 of each head"),
+        ("llama+alibi=soft", '+alibi: expected no value or +alibi=hard, got "soft"'),
+        ("llama+mlp", "+mlp: expected +mlp=standard or +mlp=moe or +mlp=none, got None"),
+        ("llama-conv", 'unknown architecture "llama-conv". Did you mean'),
+        ("gdn2.llama.llama-nope", 'arch: expected one kind of attention in all layers, got "gdn2.llama.llama-nope"'),
+        ("gdn2.", 'unknown architecture "". Architectures: '),
+        ("llama+canon:nors", '+canon: unknown variant ":nors". Did you mean ":nores"?'),
+        ("llama+canon:k0", '+canon: expected a kernel from :k1 to :k64, got "ABCD:k0"'),
+        ("llama+canon:k3:k3", "+canon: expected one kernel, not also :k3"),
+        ("llama+rope=0.5:nores", "+rope: expected a share from 0 to 1 of each head"),
+        ("gla5{num_head=2}", 'unknown setting of gla5 "num_head". Did you mean "num_heads"?'),
+        ("llama{hidden_size=2}", 'unknown setting of llama "hidden_size".'),
+        ("llama{rope_theta}", 'arch: expected fields such as {num_heads=4,num_key_value_heads=2}, got "rope_theta"'),
+        ("gla5{num_heads=2}.gla5", "arch: expected one kind of gla in all layers"),
+        ("gla5.gla", "arch: expected one kind of gla in all layers"),
+        ("llama{canon_set=A}+canon", "arch: expected either +canon or canon_set in braces"),
+    ],
+)
+def test_mistakes(name, message):
+    with pytest.raises(ValueError) as caught:
+        resolve(name, hidden_size=128, num_heads=8)
+    assert str(caught.value).startswith(message)
+
+
+LETTERS = st.sets(st.sampled_from("ABCDOM")).map("".join)
+GROUPS = [*("A:zero,D:k3", "KVOM:scaled", "A:k3:nores,C", "Q:k2,V", "K:offset,A", "AC:avg,O:smear")]
+SITES = LETTERS | st.sampled_from(GROUPS)
+GENERAL = {
+    "canon_kernel": st.integers(1, 5),
+    "canon_residual": st.booleans(),
+    "canon_activation": st.booleans(),
+    "canon_bias": st.booleans(),
+    "canon_frozen": st.booleans(),
+    "qk_norm": st.booleans(),
+    "rope_dim": st.sampled_from([0, 2, 4, 8, 16]),
+    "rope_heads": st.sampled_from([2, 4]),
+    "rope_theta": st.sampled_from([10000.0, 5e5]),
+    "num_key_value_heads": st.sampled_from([2, 4]),
+    "alibi": st.sampled_from([None, "alibi", "hard"]),
+    "mlp": st.sampled_from(["gated", "standard"]),
+    "hidden_act": st.sampled_from(["silu", "relu2", "gelu"]),
+    "tie_word_embeddings": st.booleans(),
+    "z_loss": st.sampled_from([None, "squared_nll"]),
+    "conv_kernel": st.integers(2, 4),
+    "init_base_std": st.sampled_from([None, 0.02]),
+}
+OPTIONS = {
+    "gla": {"num_heads": st.sampled_from([2, 4]), "clamp_min": st.sampled_from([None, -0.5])},
+    "gdn": {"key_head_dim": st.sampled_from([8, 96]), "output_gate_rank": st.sampled_from([None, 4])},
+    "mamba2": {"state_size": st.sampled_from([64, 128]), "n_groups": st.sampled_from([1, 2])},
+    "retention": {"output_gate": st.booleans()},
+}
+
+
+@st.composite
+def configs(draw):
+    mixers = draw(st.lists(st.sampled_from(sorted(MIXERS)), min_size=1, max_size=3))
+    layers = len(mixers) * draw(st.integers(1, 2))
+    embedding = draw(st.sampled_from(["", "E", "E:smear"]))
+    sets = []
+    for mixer in mixers:
+        short_conv = "b" * (mixer != "attention" and draw(st.booleans()))
+        sets.append(",".join(filter(None, [embedding, draw(LETTERS if mixer == "mamba2" else SITES), short_conv])))
+    fields = {key: draw(values) for key, values in GENERAL.items() if draw(st.booleans())}
+    if any(":" in sites for sites in sets):  # variants that exclude others
+        fields = {key: value for key, value in fields.items() if not key.startswith("canon")}
+    options = {mixer: {key: draw(values) for key, values in OPTIONS.get(mixer, {}).items()} for mixer in mixers}
+    same = draw(st.booleans()) and len(set(sets)) == 1
+    return CanonLMConfig(
+        hidden_size=64,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        mixers=mixers,
+        mixer_options=options if draw(st.booleans()) else None,
+        **({"canon_set": sets[0]} if same else {"canon_sets": sets}),
+        **fields,
+    )
+
+
+@given(config=configs())
+@settings(deadline=None, max_examples=12)
+def test_a_name_determines_everything_but_sizes(config):
+    """Two configurations with one name and equal sizes are equal, field by field."""
+    name = name_of(config)
+    fields = resolve(name, hidden_size=64, num_heads=4, head_dim=config.head_dim)
+    again = CanonLMConfig(hidden_size=64, num_hidden_layers=config.num_hidden_layers, num_attention_heads=4, **fields)
+    layers = range(config.num_hidden_layers)
+    assert [again.canons(i) for i in layers] == [config.canons(i) for i in layers]
+    ignored = {
+        *SIZE_FIELDS,
+        "canon_set",
+        "canon_sets",
+        *(() if "attention" in config.mixers else OF_ATTENTION),
+    }
+    different = {key: (getattr(config, key), getattr(again, key)) for key in FIELDS if key not in ignored
+                 if getattr(config, key) != getattr(again, key)}  # fmt: skip
+    assert not different, name
+    assert name_of(again) == name
+    assert split_names(f"{name},{name}") == [name, name]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "llama",
+            "llama-nope",
+            "llama+canon",
+            "llama+canon=A",
+            "llama+rope=0.25",
+            "llama+rope=0.5x0.5",
+            "llama+alibi",
+        ),
+        *("gla5", "gla5-conv+canon", "gla", "gdn+canon", "gdn-conv", "mamba2-4.1+canon", "gdn2.gdn2.llama"),
+        *(
+            "llama+canon=KVOM:scaled",
+            "llama+canon=A:zero,D:k3",
+            "gdn2.gdn2.llama+canon=E:smear,KV:k2",
+            "llama+canon:id",
+        ),
+        *("llama{canon_sets=[A:k3;D,A]}",),
+        *("llama+canon:k3:nores", "llama+canon=AC:silu:frozen", "gla5{clamp_min=-0.5}+canon"),
+        *("gla5{num_heads=2}.llama", "llama{canon_sets=[A,ABCD]}", "llama{num_key_value_heads=2}+canon+qknorm"),
+    ],
+)
+def test_the_shortest_name(name):
+    fields = resolve(name, hidden_size=768, num_heads=12)
+    sizes = {"hidden_size": 768, "num_hidden_layers": 6, "num_attention_heads": 12}
+    assert name_of(CanonLMConfig(**sizes, **fields)) == name
+
+
+@pytest.mark.parametrize(("hidden_size", "heads"), [(512, 8), (768, 12)])
+def test_the_papers_own_linear_models(hidden_size, heads):
+    """Part 4.1: numbers in a layer's state, and parameters of mixer and MLP, in units of d and d^2."""
+    facts = {"gla": (64 if hidden_size == 512 else 96, 4, 8), "gdn": (144, 6, 6), "mamba2-4.1": (128, 6, 6)}
+    for name, (state, mixer, mlp) in facts.items():
+        fields = resolve(f"{name}-conv", hidden_size=hidden_size, num_heads=heads)
+        config = CanonLMConfig(hidden_size=hidden_size, num_hidden_layers=1, num_attention_heads=heads, **fields)
+        with torch.device("meta"):
+            layer = CanonLMForCausalLM(config).model.layers[0]
+        o = vars(config.options(0))
+        width = o["head_dim"] * o["state_size"] if "state_size" in o else o["key_head_dim"] * o["value_head_dim"]
+        assert o["num_heads"] * width == state * hidden_size
+        sizes = [sum(p.numel() for p in part.parameters()) / hidden_size**2 for part in (layer.mixer, layer.mlp)]
+        assert sizes == pytest.approx([mixer, mlp], rel=0.05)

@@ -1,0 +1,129 @@
+"""Generated answers, graded: models whose answers are known, and the batches they come in."""
+
+from graphlib import TopologicalSorter
+
+import numpy as np
+import pytest
+import torch
+
+from canonlm import CanonLMConfig, CanonLMForCausalLM, tasks
+from canonlm.data.windows import WindowStream
+from canonlm.models.build import wrap
+from canonlm.train import evals
+from canonlm.train.evals.generate import GenerateEval, generate
+
+CPU = torch.device("cpu")
+TASK = tasks.get("brevo", N=9)
+WORDS = tasks.get("brevo", N=9, name_vocab=3, min_name_len=1, max_name_len=2)
+
+
+def evaluate(model, task=TASK, size=40, batch_size=16):
+    stream = WindowStream(task, "test", 0, task.max_len, "answer", False)
+    return GenerateEval(stream, size, batch_size).run(wrap(model), CPU)
+
+
+def another_order(task, prompt):
+    """The answer in graphlib's order, from the prompt alone: ancestors of the node, parents first."""
+    names = task.vocab.text(prompt).split(" ")
+    edges, questions = names[1 : names.index("query")], names[names.index("query") + 1 : -1]
+    if task is WORDS:  # a dot ends a name
+
+        def join(parts):
+            return [name.strip() + "." for name in " ".join(parts).split(".") if name.strip()]
+
+        edges, questions = join(edges), join(questions)
+    parents = {}
+    for parent, child in zip(edges[::2], edges[1::2], strict=True):
+        parents.setdefault(child, set()).add(parent)
+    expected, todo = set(), [questions[0]]
+    while todo:
+        if (node := todo.pop()) not in expected:
+            expected.add(node)
+            todo += parents.get(node, ())
+    order = TopologicalSorter({node: sorted(parents.get(node, ())) for node in sorted(expected)}).static_order()
+    return [task.vocab.ids[token] for name in order for token in name.split(" ")] + [task.vocab.ids["end"]]
+
+
+def says(task, answer_to):
+    """The distribution of a model that writes `answer_to(prompt)` after each `ans`."""
+    ans = task.vocab.ids["ans"]
+
+    def distribution(tokens):
+        scores = np.zeros((len(tokens), len(task.vocab)))
+        if ans in tokens:
+            start = tokens.index(ans) + 1
+            answer = answer_to(tokens[:start])
+            for i in range(start - 1, len(tokens)):
+                scores[i, answer[min(i - start + 1, len(answer) - 1)]] = 50.0
+        return scores
+
+    return distribution
+
+
+@pytest.mark.parametrize("task", [TASK, WORDS], ids=["one token", "names of tokens"])
+def test_any_valid_order_is_right(knows, task):
+    model = knows(len(task.vocab), says(task, lambda prompt: another_order(task, prompt)))
+    row = evaluate(model, task)
+    totals = {key: sum(e["total"] for e in row["slices"] if key in e["slice"]) for key in ("n", "depth", "nodes")}
+    assert totals == {"n": 40, "depth": 40, "nodes": 40}  # every key of a slice is counted separately
+    assert all(entry["correct"] == entry["total"] for entry in row["slices"])
+    assert row["slices"][0]["slice"] == {"n": 9}
+    orders = [another_order(task, s.tokens[: s.queries[0].start].tolist()) == s.tokens[s.queries[0].start :].tolist()
+              for s in (task.sample("test", 0, i) for i in range(40))]  # fmt: skip
+    assert not all(orders), "the comparison needs answers that differ from the sample's own"
+
+
+def test_output_that_is_not_an_answer_scores_zero(knows):
+    end = TASK.vocab.ids["end"]
+    broken = {
+        "no end": lambda prompt: another_order(TASK, prompt)[:-1],
+        "nothing": lambda prompt: [end],
+        "children first": lambda prompt: [*another_order(TASK, prompt)[-2::-1], end],
+        "one too few": lambda prompt: another_order(TASK, prompt)[1:],
+        "again": lambda prompt: [another_order(TASK, prompt)[0], *another_order(TASK, prompt)],
+    }
+    for name, answer_to in broken.items():
+        row = evaluate(knows(len(TASK.vocab), says(TASK, answer_to)), size=12)
+        assert row["slices"][0] == {"slice": {"n": 9}, "correct": 0, "total": 12}, name
+
+
+@pytest.mark.slow
+def test_a_random_writer_scores_chance(knows):
+    """The evaluation of the guess behind `chance`: some other node, then the one asked about."""
+    task = tasks.get("brevo", N=4)
+
+    def answer_to(prompt):
+        questions = prompt[-2]
+        others = [token for name, token in task.vocab.ids.items() if name[0] == "w" and token != questions]
+        return [others[hash(tuple(prompt)) % 3], questions, task.vocab.ids["end"]]  # the same for all of an answer
+
+    row = evaluate(knows(len(task.vocab), says(task, answer_to)), task, size=1500, batch_size=300)
+    chance = task.chance({"n": 4})
+    share = row["slices"][0]["correct"] / row["slices"][0]["total"]
+    assert 0.02 < chance < 0.5
+    assert abs(share - chance) < 4 * np.sqrt(chance * (1 - chance) / 1500)
+
+
+def test_batches_and_padding_change_nothing():
+    torch.manual_seed(0)
+    for mixer in ("attention", "gdn"):
+        config = CanonLMConfig(
+            vocab_size=len(TASK.vocab), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, mixers=[mixer],
+            canon_set="ACD", initializer_range=0.3,
+        )  # fmt: skip
+        model = wrap(CanonLMForCausalLM(config).eval())
+        prompts = [s.tokens[: s.queries[0].start].tolist() for s in (TASK.sample("train", 0, i) for i in range(12))]
+        assert len({len(prompt) for prompt in prompts}) > 3
+        with torch.no_grad():
+            alone = [generate(model, [prompt], 10, 3, CPU)[0] for prompt in prompts]
+            assert generate(model, prompts, 10, 3, CPU) == alone
+        assert len({tuple(answer) for answer in alone}) > 3
+
+
+def test_the_task_chooses_its_evaluation():
+    stream = WindowStream(TASK, "test", 0, 64, "answer", False)
+    assert isinstance(evals.build(stream, 4, 8), GenerateEval)
+    assert {tasks.get(name).evaluation for name in tasks.names()} > set(evals.KINDS)
+    for task, kind in ((tasks.get("lano"), "SentenceEval"), (tasks.get("capo", N=20, exposures=1), "FactEval")):
+        stream = WindowStream(task, "test", 0, 700, "all", False)
+        assert type(evals.build(stream, 4, 8)).__name__ == kind
