@@ -17,7 +17,7 @@ import numba
 
 from canonlm.core import user_folders
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 config: Any = numba.config  # mypy cannot see its names
 _lock = threading.RLock()  # for `config`
 
