@@ -40,7 +40,7 @@ def test_names_are_loaded_on_first_use():
     for name in set(canonlm.__all__) - {"__version__"}:
         first_line = getattr(canonlm, name).__doc__.splitlines()[0]
         assert len(first_line) > 20, name
-    for room in ("canon", "evals", "launch", "models", "ops", "report", "tasks", "train"):
+    for room in ("canon", "canonize", "core", "launch", "models", "ops", "report", "tasks", "train"):
         assert room in dir(canonlm)
         assert getattr(canonlm, room).__name__ == f"canonlm.{room}"
     with pytest.raises(AttributeError, match="module 'canonlm' has no attribute 'CanonLayr'"):

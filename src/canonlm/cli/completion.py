@@ -4,7 +4,7 @@ a second."""
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
-RECIPES, FIGURES = PACKAGE / "recipes", PACKAGE / "experiments" / "figures"
+RECIPES, FIGURES = PACKAGE / "launch" / "recipes", PACKAGE / "experiments" / "figures"
 ARCHITECTURES = (
     *("llama", "llama-nope", "gla5", "gla", "gdn2", "gdn", "mamba2", "mamba2-4.1"),
     *("gated-retention", "retention"),

@@ -27,7 +27,7 @@ from canonlm.tasks.records import (
 from canonlm.tasks.spec import TaskSpec
 
 if TYPE_CHECKING:
-    from canonlm.tasks.torch_dataset import WindowDataset
+    from canonlm.core.window_dataset import WindowDataset
 
 Sampler = tuple[Callable[..., None], Any]  # a packing loop and the tables it reads: see `packing.compile_loop`
 
@@ -150,7 +150,7 @@ class Task:
         Raises ValueError for an unknown split or loss_on, for a negative number, and for more windows than the training
         stream has (Capo's is finite).
         """
-        from canonlm.tasks.torch_dataset import WindowDataset
+        from canonlm.core.window_dataset import WindowDataset
 
         return WindowDataset(
             self, split, seed, seq_len, count, loss_on=loss_on, shifted=shifted, isolate_documents=isolate_documents
