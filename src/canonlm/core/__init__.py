@@ -1,1 +1,1 @@
-"""What every other package uses: errors, files that may come from strangers, weights, processes, code of the user."""
+"""The ground floor: errors, files that may come from strangers, weights, processes, code of the user."""

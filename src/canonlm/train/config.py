@@ -71,7 +71,7 @@ def _check_form(field: Any, key: Any, value: Any) -> None:
 class Source(Settings):
     """One part of a mix of texts."""
 
-    path: str  # a folder made by `canonlm data prepare`, or python-stdlib (see recipes/debug.yaml)
+    path: str  # a folder made by `canonlm data prepare`, or python-stdlib (see launch/recipes/debug.yaml)
     weight: PositiveFloat = 1.0  # its share of the windows, in proportion to the other sources' weights
 
 
