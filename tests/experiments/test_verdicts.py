@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from canonlm.experiments import grid, ledger, schema
+from canonlm.experiments.claims import claims, listed
 from canonlm.experiments.outcomes import Outcome, read_outcome
 from canonlm.experiments.plan import plan
-from canonlm.experiments.verdicts import judge
+from canonlm.experiments.verdicts import combined, judge
 from canonlm.runs.rows import Count, Evaluation
 
 MINE = """
@@ -214,9 +215,25 @@ def test_the_ledger_lists_every_claim(tmp_path):
     states = {verdict.claim: verdict.state for verdict in judge(experiment, "micro", outcomes)}
     assert states["C06"] == states["C10"] == "supported"
     assert states["C11"] == "untested"
-    entries = ledger.entries(tmp_path)
-    assert [entry.claim.id for entry in entries] == [f"C{number:02}" for number in range(1, 52)]
-    assert all(entry.verdict is None or entry.verdict.state == "untested" for entry in entries)
+    entries = claims(tmp_path)
+    assert [entry.id for entry in entries] == list(listed())
+    assert all(entry.state == "untested" for entry in entries if "replicate" in entry.reason)
+    assert sum("replicate" in entry.reason for entry in entries) > 40
+
+
+@pytest.mark.parametrize(
+    ("parts", "claim"),
+    [
+        (["supported", "supported"], "supported"),
+        (["supported", "undecided"], "supported in part"),
+        (["contradicted", "supported"], "supported in part"),
+        (["undecided", "contradicted"], "contradicted"),
+        (["undecided", "undecided"], "undecided"),
+        (["supported", "untested"], "untested"),
+    ],
+)
+def test_a_claim_of_several_parts(parts, claim):
+    assert combined(parts) == claim
 
 
 TEXT = """

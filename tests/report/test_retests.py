@@ -6,7 +6,8 @@ from importlib.resources import files
 
 import pytest
 
-from canonlm.experiments.published.retests import Retest, retests
+from canonlm.experiments.claims import listed
+from canonlm.experiments.retests import Retest, TableTest, retests
 
 
 def score(model: str, column: str) -> float:
@@ -16,7 +17,8 @@ def score(model: str, column: str) -> float:
 
 
 def one(claim: str, pattern: str) -> Retest:
-    [retest] = [each for each in retests() if each.claim == claim and re.search(pattern, each.comparison)]
+    tests = [each for test in listed()[claim].tables for each in retests(test)]
+    [retest] = [each for each in tests if re.search(pattern, each.comparison)]
     return retest
 
 
@@ -68,4 +70,5 @@ def test_retrieval_against_the_best_linear_model():
     ],
 )  # fmt: skip
 def test_verdicts(low, high, flat, verdict):
-    assert Retest("C00", "", (0.0,), low, high, 0, 0, "", flat=flat).verdict == verdict
+    test = TableTest(pairs="Llama", scores={}, flat=flat)
+    assert Retest(test, "", (0.0,), low, high, 0, 0, "").verdict == verdict

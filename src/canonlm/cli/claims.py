@@ -26,7 +26,7 @@ def claims(
     seed_set: Annotated[int, SEED_SET] = 0,
     out: Annotated[Path | None, OUT] = None,
 ) -> int:
-    """Show 51 claims (C51 is not the paper's): supported, contradicted, undecided or untested, and their runs.
+    """Show the paper's claims and C51: supported (in part), contradicted, undecided or untested, and their runs.
 
     `canonlm replicate` trains the missing runs.
     """

@@ -1,51 +1,99 @@
 """The ledger: every claim of the paper, what was run for it, the estimate with its interval, and the verdict.
 
-Claims that need training are judged by kept runs (`canonlm.experiments.ledger`), those about the published models by
-their tables (`published.retests`), and those about parameters by counting.
+`claims.yaml` has the claims and what decides them beside the experiments: kept runs (`canonlm.experiments.ledger`)
+decide the comparisons that an experiment has registered, the published tables those about published models
+(`retests`), and counting those about parameters. Each part of a claim is judged, and `verdicts.combined` gives the
+claim's verdict.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
+import torch
+
 from canonlm.core.errors import unknown
+from canonlm.core.safe_yaml import read_yaml
 from canonlm.experiments import ledger, schema
-from canonlm.experiments.parameter_count import canon_parameters
-from canonlm.experiments.published.retests import retests
-from canonlm.experiments.verdicts import Compared, Verdict
+from canonlm.experiments.grid import Outcomes
+from canonlm.experiments.retests import TableTest, retests
+from canonlm.experiments.schema import Experiment, Scale
+from canonlm.experiments.verdicts import Compared, State, Verdict, combined, judge, shares_right
+from canonlm.models.build import build
+from canonlm.models.interface import Sizes
+from canonlm.runs.rows import one_line
+from canonlm.runs.spread import spread_of
+from canonlm.train.config import Settings
 
-STATES = ("supported", "contradicted", "undecided", "untested")
+STATES: tuple[State, ...] = ("supported", "supported in part", "contradicted", "undecided", "untested")
 
-CAVEATS = {
-    "C02": "the score is the mean over the first item, the first 2, the first 4 and all; in our runs whole lists, "
-    "which the paper counts, are right in at most 2.7 % of the tests",
-    "C24": "tested on Depo alone, where the paper's number rises, too; the losses that it reports are on Mano and Lano",
-}
-"""Limits of the tests at micro scale that were noticed after the runs. They are not in the experiments' files, whose
-sha256 was registered before."""
+FILE = Path(__file__).parent / "claims.yaml"
+RIGHT = "% right"
 
-LIMIT = 0.0045
-"""Claim C04: the share of parameters that Canon layers add stays below this (as printed, two digits)."""
+
+class Enough(Settings):
+    """A share of right answers that the text of a claim promises."""
+
+    arm: str
+    slices: list[str]
+    at_least: float
+
+
+class Shape(Settings):
+    layers: int
+    width: int
+    heads: int
+
+
+class Counted(Settings):
+    """`arch` has at most this share of parameters more than `against`, without its embedding and head, at any shape."""
+
+    arch: str
+    against: str
+    limit: float
+    models: list[Shape]
+    paper: str
+
+
+class Listed(Settings):
+    """An entry of `claims.yaml`, which has a comment on each field."""
+
+    text: str
+    enough: list[Enough] = []
+    caveats: dict[Scale, str] = {}
+    counted: Counted | None = None
+    tables: list[TableTest] = []
+    reason: str = ""
+
+
+@cache
+def listed() -> dict[str, Listed]:
+    """All claims by their numbers, in order."""
+    return {number: Listed.model_validate(entry) for number, entry in read_yaml(FILE)[0].items()}
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """One comparison behind a verdict: how much higher the first is than the second, in `unit`. low, high: the 95 %
-    interval; both are the value if there is none. note: what to know about it."""
+    """One part of a verdict: how much higher the first is than the second, in `unit`, or a share of right answers (the
+    unit is then `RIGHT`). low, high: the 95 % interval; both are the value if there is none. state: the verdict on this
+    part. note: what to know about it."""
 
     what: str
     value: float
     low: float
     high: float
     unit: str
+    state: State
     note: str = ""
 
     def __str__(self) -> str:
         digits = 3 if self.unit.startswith("nats") else 2 if self.unit != "points" or abs(self.value) < 10 else 1
-        number = f"{self.value:+.{digits}f}"
+        form = f".{digits}f" if self.unit == RIGHT else f"+.{digits}f"
+        number = f"{self.value:{form}}"
         if self.low < self.high:
-            number += f" [{self.low:+.{digits}f}, {self.high:+.{digits}f}]"
+            number += f" [{self.low:{form}}, {self.high:{form}}]"
         return f"{number} {self.unit}".replace("-", "−")
 
 
@@ -56,7 +104,7 @@ class Claim:
 
     id: str
     text: str
-    state: str
+    state: State
     source: str
     paper: str
     estimates: tuple[Estimate, ...]
@@ -68,47 +116,74 @@ class Claim:
 
 
 def claims(folder: Path, scale: str = "micro", seed_set: int = 0) -> list[Claim]:
-    """All 51 claims. folder: with the CSV files of `canonlm replicate --export`. seed_set: of their runs. ValueError: a
-    damaged file, or no such scale."""
+    """All claims, judged. folder: with the CSV files of `canonlm replicate --export`. seed_set: of their runs.
+    ValueError: a damaged file, or no such scale."""
     if scale not in schema.SCALES:
         raise unknown("scale", scale, schema.SCALES)
-    return [_claim(entry, scale) for entry in ledger.entries(folder, scale, seed_set)]
+    rows = list(ledger.rows(folder))
+    outcomes = ledger.outcomes(rows)
+    about = {row["run"]: (one_line(row["machine"]), one_line(row["commit"])) for row in rows}
+    experiments = [_loaded(name, seed_set) for name in schema.names()]
+    by_claim = {number: each for each in experiments for number in each.claims}
+    verdicts = {each.claim: each for experiment in experiments for each in judge(experiment, scale, outcomes)}
+    judged = []
+    for number, entry in listed().items():
+        if entry.tables:
+            judged.append(_published(number, entry))
+        elif entry.counted is not None:
+            judged.append(_counted(number, entry.text, entry.counted))
+        elif number not in by_claim:
+            judged.append(Claim(number, entry.text, "untested", "", "", (), entry.reason))
+        else:
+            judged.append(_trained(number, by_claim[number], scale, verdicts.get(number), outcomes, about))
+    return judged
+
+
+@cache
+def _loaded(name: str, seed_set: int) -> Experiment:
+    return schema.load(name, seed_set=seed_set)
 
 
 def summary(entries: Sequence[Claim]) -> str:
-    """`51 claims: 9 supported, 1 contradicted, 12 undecided, 29 untested`"""
+    """`12 claims: 4 supported, 1 supported in part, 1 contradicted, 2 undecided, 4 untested`"""
     counts = Counter(each.state for each in entries)
     return f"{len(entries)} claims: " + ", ".join(f"{counts[state]} {state}" for state in STATES)
 
 
-def _claim(entry: ledger.Entry, scale: str) -> Claim:
-    listed = entry.claim
-    if listed.kind == "published":
-        return _published(listed)
-    if listed.kind == "counted":
-        return _counted(listed)
-    if (verdict := entry.verdict) is None or verdict.state == "untested":
-        reason = listed.reason
-        if not reason:
-            tested = schema.load(listed.experiment).claims[listed.id].at
-            why = "no runs yet" if scale in tested else f"not tested at {scale} scale"
-            where = scale if scale in tested else next(each for each in schema.SCALES if each in tested)
-            reason = f"{why}: canonlm replicate {listed.experiment} --scale {where}"
-        paper = verdict.paper if verdict else ""
-        return Claim(listed.id, listed.text, "untested", "", paper, (), reason)
-    caveat = CAVEATS.get(listed.id, "") if scale == "micro" else ""
+def _trained(
+    number: str,
+    experiment: Experiment,
+    scale: str,
+    verdict: Verdict | None,
+    outcomes: Outcomes,
+    about: dict[str, tuple[str, str]],
+) -> Claim:
+    """about: machine and commit of every run."""
+    entry = listed()[number]
+    if verdict is None or verdict.state == "untested":
+        tested = experiment.claims[number].at
+        why = "no runs yet" if scale in tested else f"not tested at {scale} scale"
+        where = scale if scale in tested else next(each for each in schema.SCALES if each in tested)
+        reason = f"{why}: canonlm replicate {experiment.name} --scale {where}"
+        return Claim(number, entry.text, "untested", "", verdict.paper if verdict else "", (), reason)
+    parts = [estimate for each in verdict.compared if (estimate := _estimate(verdict, each))]
+    state: State = verdict.state
+    if entry.enough and verdict.seeds:
+        parts += [_share(experiment, verdict, each, outcomes) for each in entry.enough]
+        state = combined([each.state for each in parts])
+    runs = [about[run] for run in verdict.runs if run in about]
     return Claim(
-        listed.id,
-        listed.text,
-        verdict.state,
+        number,
+        entry.text,
+        state,
         f"{verdict.experiment}, {scale} scale",
         verdict.paper,
-        tuple(estimate for each in verdict.compared if (estimate := _estimate(verdict, each))),
-        "; ".join(filter(None, (verdict.note, caveat))),
+        tuple(parts),
+        "; ".join(filter(None, (verdict.note, entry.caveats.get(scale, "")))),  # type: ignore[call-overload]
         verdict.seeds,
         (verdict.done, len(verdict.runs)),
-        entry.machines,
-        entry.commits,
+        tuple(sorted({machine for machine, _ in runs if machine})),
+        tuple(sorted({commit for _, commit in runs if commit})),
     )
 
 
@@ -122,13 +197,23 @@ def _estimate(verdict: Verdict, compared: Compared) -> Estimate | None:
     note = f"expected {pair.expect} by {factor * pair.smallest:g}; {compared.state}; rates {rates}"
     if compared.at_edge:
         note += f"; at the edge of the rates tried: {', '.join(compared.at_edge)}"
-    return Estimate(str(pair), factor * result.gap, factor * low, factor * high, compared.unit, note)
+    return Estimate(str(pair), factor * result.gap, factor * low, factor * high, compared.unit, compared.state, note)
 
 
-def _published(listed: ledger.Listed) -> Claim:
-    tests = [each for each in retests() if each.claim == listed.id]
-    states = {each.verdict for each in tests}
-    state = "contradicted" if "contradicted" in states else "undecided" if "undecided" in states else "supported"
+def _share(experiment: Experiment, verdict: Verdict, enough: Enough, outcomes: Outcomes) -> Estimate:
+    shares, questions = shares_right(experiment, verdict, enough.arm, enough.slices, outcomes)
+    two_state = experiment.settings[experiment.claims[verdict.claim].at[verdict.scale].setting].two_state  # type: ignore[index]
+    spread = spread_of(shares, questions, two_state=two_state)
+    state: State = "undecided"
+    if spread.low < spread.high and not spread.low < enough.at_least <= spread.high:
+        state = "supported" if spread.low >= enough.at_least else "contradicted"
+    mean, low, high = (100 * value for value in (spread.mean, spread.low, spread.high))
+    note = f"enough would be {100 * enough.at_least:g} %; {state}; not registered before the runs"
+    return Estimate(f"{enough.arm}, {', '.join(enough.slices)}", mean, low, high, RIGHT, state, note)
+
+
+def _published(number: str, entry: Listed) -> Claim:
+    tests = [each for test in entry.tables for each in retests(test)]
     estimates = tuple(
         Estimate(
             each.comparison,
@@ -136,20 +221,35 @@ def _published(listed: ledger.Listed) -> Claim:
             each.low,
             each.high,
             "points" if not each.comparison.endswith("ppl") else "less perplexity",
+            each.verdict,
             f"{each.better} of {each.pairs} pairs" + (f"; {each.verdict}" if len(tests) > 1 else ""),
         )
         for each in tests
     )
-    reason = "; ".join(dict.fromkeys(text for each in tests for text in (each.confounder, each.note) if text))
+    reasons = [text for each in entry.tables for text in (each.confounder, each.note) if text]
     paper = "; ".join(dict.fromkeys(each.paper for each in tests if each.paper))
-    return Claim(listed.id, listed.text, state, "published tables, one seed", paper, estimates, reason)
-
-
-def _counted(listed: ledger.Listed) -> Claim:
-    counts = canon_parameters()
-    estimates = tuple(
-        Estimate(each.model, 100 * each.share, 100 * each.share, 100 * each.share, "% more parameters in its layers")
-        for each in counts
+    state = combined([each.verdict for each in tests])
+    return Claim(
+        number, entry.text, state, "published tables, one seed", paper, estimates, "; ".join(dict.fromkeys(reasons))
     )
-    state = "supported" if all(round(each.share, 4) <= LIMIT for each in counts) else "contradicted"
-    return Claim(listed.id, listed.text, state, "counted", "0.45 % at 12 layers of width 768", estimates)
+
+
+def _counted(number: str, text: str, counted: Counted) -> Claim:
+    estimates = []
+    for shape in counted.models:
+        plain, more = (_parameters(arch, shape) for arch in (counted.against, counted.arch))
+        share = (more - plain) / plain
+        state: State = "supported" if round(share, 4) <= counted.limit else "contradicted"
+        what, percent = f"{shape.layers} layers, width {shape.width}", 100 * share
+        estimates.append(Estimate(what, percent, percent, percent, "% more parameters in its layers", state))
+    state = combined([each.state for each in estimates])
+    return Claim(number, text, state, "counted", counted.paper, tuple(estimates))
+
+
+def _parameters(arch: str, shape: Shape) -> int:
+    """Of a model's layers, without its embedding and head."""
+    sizes = Sizes(vocab_size=64, hidden_size=shape.width, num_hidden_layers=shape.layers,
+                  num_attention_heads=shape.heads, seq_len=512)  # fmt: skip
+    with torch.device("meta"):
+        blocks = build(arch, sizes).blocks.values()
+    return sum(parameter.numel() for block in blocks for parameter in block.parameters())

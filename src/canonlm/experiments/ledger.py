@@ -1,7 +1,7 @@
-"""The 51 claims of the paper, and the verdicts from our runs, read from CSV files with a row per evaluation.
+"""Results of experiments as CSV files with a row per evaluation.
 
-`export` writes the files from run folders, one for each setting; `read` returns the outcomes, and `entries` judges all
-claims by them. The package contains the files of our runs (`OWN_RESULTS`).
+`export` writes the files from run folders, one for each setting; `read` returns the outcomes. The package contains the
+files of our runs (`OWN_RESULTS`).
 """
 
 import csv
@@ -9,21 +9,16 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from io import StringIO
 from pathlib import Path
-from typing import Literal
 
 from canonlm.core.errors import brief, expected, shown, writing
 from canonlm.core.files import make_folder, write_json, write_text
 from canonlm.core.untrusted import read_object, read_text
-from canonlm.experiments import grid, schema
+from canonlm.experiments import grid
 from canonlm.experiments.outcomes import Outcome, read_outcome
 from canonlm.experiments.plan import plan as plan_of
 from canonlm.experiments.schema import Experiment
-from canonlm.experiments.verdicts import Verdict, judge
 from canonlm.runs.folder import read_json
 from canonlm.runs.identity import exact
 from canonlm.runs.rows import Evaluation, count, counted, finite, one_line
@@ -40,58 +35,9 @@ COLUMNS = (
 )
 
 
-@dataclass(frozen=True)
-class Listed:
-    """A claim of the paper, in our words. kind: how it can be tested. experiment: the file that tests it by training,
-    or "" with a reason why none does."""
-
-    id: str
-    kind: Literal["trained", "counted", "timed", "published"]
-    experiment: str
-    text: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A claim and its verdict at a scale; None if nothing at that scale tests it. machines, commits: of its runs."""
-
-    claim: Listed
-    verdict: Verdict | None
-    machines: tuple[str, ...] = ()
-    commits: tuple[str, ...] = ()
-
-
-def claims() -> list[Listed]:
-    """All 51 claims, in order."""
-    text = (files(__package__) / "claims.csv").read_text(encoding="utf-8")
-    return [Listed(**row) for row in csv.DictReader(StringIO(text))]  # type: ignore[arg-type]
-
-
-def entries(folder: Path, scale: str = "micro", seed_set: int = 0) -> list[Entry]:
-    """All claims, judged by the CSV files of a folder. seed_set: of the runs. ValueError: a file is damaged, or no such
-    scale."""
-    rows = list(_rows(folder))
-    outcomes = _outcomes(rows)
-    about = {row["run"]: (one_line(row["machine"]), one_line(row["commit"])) for row in rows}
-    verdicts = {each.claim: each for name in schema.names() for each in judge(_loaded(name, seed_set), scale, outcomes)}
-    judged = []
-    for claim in claims():
-        verdict = verdicts.get(claim.id)
-        runs = [about[run] for run in verdict.runs if run in about] if verdict else []
-        machines, commits = (tuple(sorted({each[i] for each in runs} - {""})) for i in (0, 1))
-        judged.append(Entry(claim, verdict, machines, commits))
-    return judged
-
-
-@cache
-def _loaded(name: str, seed_set: int) -> Experiment:
-    return schema.load(name, seed_set=seed_set)
-
-
 def read(folder: Path) -> dict[str, Outcome | None]:
     """Outcomes by the names of runs, of all CSV files of a folder."""
-    return _outcomes(_rows(folder))
+    return outcomes(rows(folder))
 
 
 def export(experiments: Iterable[Experiment], scale: str, out: Path, folder: Path) -> int:
@@ -175,7 +121,8 @@ def _new_rows(folder: Path, name: str, point: grid.Point, config: RunConfig, out
     ]
 
 
-def _rows(folder: Path) -> Iterator[dict[str, str]]:
+def rows(folder: Path) -> Iterator[dict[str, str]]:
+    """The rows of all CSV files of a folder, each with its place."""
     for path in sorted(folder.glob("*.csv")):
         yield from _rows_of(path)
 
@@ -199,7 +146,7 @@ def _rows_of(path: Path) -> list[dict[str, str]]:
     return rows[1:]
 
 
-def _outcomes(rows: Iterable[Mapping[str, str]]) -> dict[str, Outcome | None]:
+def outcomes(rows: Iterable[Mapping[str, str]]) -> dict[str, Outcome | None]:
     """The outcomes of runs. ValueError, with file and line: numbers that no run has, or rows that contradict."""
     evals: dict[str, dict[int, Evaluation]] = {}
     steps: dict[str, int] = {}
@@ -212,13 +159,13 @@ def _outcomes(rows: Iterable[Mapping[str, str]]) -> dict[str, Outcome | None]:
                 raise ValueError(f"another row of {brief(name)} has {steps[name]} steps, and not {number}")
         except ValueError as error:
             raise ValueError(f"{row[_PLACE]}: {error}") from None
-    outcomes: dict[str, Outcome | None] = {}
+    complete: dict[str, Outcome | None] = {}
     for name, of_run in evals.items():
         try:
-            outcomes[name] = Outcome(steps[name], tuple(of_run[step] for step in sorted(of_run)))
+            complete[name] = Outcome(steps[name], tuple(of_run[step] for step in sorted(of_run)))
         except ValueError as error:
             raise ValueError(f"{of_run[max(of_run)].place}: {brief(name)}: {error}") from None
-    return outcomes
+    return complete
 
 
 def _evaluation(row: Mapping[str, str]) -> Evaluation:

@@ -1,10 +1,10 @@
 """Verdicts on the paper's claims: supported, contradicted, undecided or untested, with intervals.
 
-A claim is a set of comparisons that must all come out as expected. A comparison uses seeds as observations
-(`canonlm.runs.statistics`), and a difference that is significantly smaller than the one that matters contradicts it.
+A claim is a set of comparisons, its parts. A comparison uses seeds as observations (`canonlm.runs.statistics`), and a
+difference that is significantly smaller than the one that matters contradicts it. `combined` gives the claim's verdict.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -16,7 +16,7 @@ from canonlm.experiments.schema import At, Claim, Experiment, Pair
 from canonlm.runs.rows import primary
 from canonlm.runs.statistics import Comparison, compare, spread
 
-State = Literal["supported", "contradicted", "undecided", "untested"]
+State = Literal["supported", "supported in part", "contradicted", "undecided", "untested"]
 
 POINTS, STEPS = "points", "% of the training"
 UNITS = {
@@ -47,18 +47,29 @@ class Compared:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on a claim at a scale. runs: names of all its runs, finished or not; done: the number of finished."""
+    """The verdict on a claim at a scale. is_open: more seeds may decide it, so the next look is due. runs: names of all
+    its runs, finished or not; done: the number of finished."""
 
     claim: str
     experiment: str
     scale: str
     state: State
+    is_open: bool
     compared: tuple[Compared, ...]
     seeds: int
     paper: str
     note: str
     runs: tuple[str, ...]
     done: int
+
+
+def combined(parts: Collection[State]) -> State:
+    """The verdict on a claim from those on its parts: the same if all are the same, and else `supported in part` if
+    one is supported, or `contradicted` if one is contradicted. While a part is untested, so is the claim."""
+    for state in ("untested", "supported", "contradicted"):
+        if state in parts:
+            return "supported in part" if state == "supported" and set(parts) != {state} else state
+    return "undecided"
 
 
 def judge(experiment: Experiment, scale: str, outcomes: Outcomes) -> list[Verdict]:
@@ -76,7 +87,7 @@ def undecided_at(experiment: Experiment, scale: str, seeds: int, outcomes: Outco
     for number, claim in experiment.claims.items():
         if scale in claim.at:
             verdict = _at_look(experiment, scale, number, claim, outcomes, seeds)
-            if verdict.state == "undecided" and verdict.seeds >= seeds:
+            if verdict.is_open and verdict.seeds >= seeds:
                 at = claim.at[scale]
                 undecided |= {point for arm in claim.arms for point in points_of(experiment, at, arm)}
     return undecided
@@ -88,7 +99,7 @@ def _judged(experiment: Experiment, scale: str, number: str, claim: Claim, outco
     verdict = _at_look(experiment, scale, number, claim, outcomes, looks[0])
     for seeds in looks[1:]:
         later = _at_look(experiment, scale, number, claim, outcomes, seeds)
-        if verdict.state != "undecided" or later.seeds < seeds:
+        if not verdict.is_open or later.seeds < seeds:
             break
         verdict = later
     return verdict
@@ -101,22 +112,29 @@ def _at_look(experiment: Experiment, scale: str, number: str, claim: Claim, outc
     tested = {arm: _tested(experiment, at, arm, measure, outcomes, seeds) for arm in claim.arms}
     level = experiment.settings[at.setting].looks.get(seeds, 0.05)
     compared = tuple(_compared(experiment, claim, at, pair, tested, level) for pair in claim.pairs)
-    states = [each.state for each in compared]
-    state: State = "undecided"
-    if any(each.result is None for each in compared):
-        state = "untested"
-    elif "contradicted" in states:
-        state = "contradicted"
-    elif all(each == "supported" for each in states):
-        state = "supported"
+    states = {each.state for each in compared}
+    state, is_open = combined(states), "undecided" in states and states <= {"undecided", "supported"}
     names = dict.fromkeys(name for arm in tested.values() for name in arm.runs)
     used = min(len(arm.seeds) for arm in tested.values())
     note, finished = claim.note, sum(name in outcomes for name in names)
     if without := sorted({name for arm in tested.values() for name in arm.diverged}):
-        state = "undecided"  # the remaining seeds are a selection
+        state, is_open = "undecided", True  # the remaining seeds are a selection
         which = f"{len(without)} runs diverged (no finite {measure} at the end), such as {without[0]}"
         note = "; ".join(filter(None, [note, which]))
-    return Verdict(number, experiment.name, scale, state, compared, used, claim.paper, note, tuple(names), finished)
+    return Verdict(
+        number, experiment.name, scale, state, is_open, compared, used, claim.paper, note, tuple(names), finished
+    )
+
+
+def shares_right(
+    experiment: Experiment, verdict: Verdict, arm: str, slices: list[str], outcomes: Outcomes
+) -> tuple[list[float], int]:
+    """The accuracy of an arm on slices, for each seed behind a verdict (the best of its sizes counts), and the number
+    of questions."""
+    at = experiment.claims[verdict.claim].at[verdict.scale]  # type: ignore[index]
+    seeds = _tested(experiment, at, arm, None, outcomes, verdict.seeds).seeds
+    shares = [max(accuracy(each.final, slices) for each in seed) for seed in seeds]
+    return shares, min(each.final.answers(key).total for seed in seeds for each in seed for key in slices)
 
 
 class _Arm(NamedTuple):

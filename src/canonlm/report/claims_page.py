@@ -17,9 +17,12 @@ LEAD = (
 )
 LOOKS = {state: Look(color, "solid", "circle", "") for state, color in
          (("supported", "#009e73"), ("contradicted", "#d55e00"), ("undecided", "#666666"))}  # fmt: skip
+"""Of a comparison in the chart."""
+
 FOREST = "Differences in points with 95 % intervals, one line for each comparison. Hover to see what is compared."
 WORDS = {
     "supported": "every comparison came out as the claim says, by at least the smallest difference that matters",
+    "supported in part": "some comparisons came out as the claim says; each says what it shows",
     "contradicted": "a comparison came out the other way, or a difference that matters is ruled out",
     "undecided": "the seeds do not decide, or something else may explain the difference",
     "untested": "nothing was trained or measured for it yet",
@@ -33,7 +36,7 @@ def html(entries: Sequence[Claim]) -> str:
         of_state = [each for each in entries if each.state == state]
         shown = _table(of_state) if state != "untested" else _untested(of_state)
         about = {"note": f"{WORDS[state].capitalize()}."}
-        opened = state in ("supported", "contradicted")
+        opened = state not in ("undecided", "untested")
         blocks += fold(f"{state.capitalize()} ({len(of_state)})", [about, shown] if of_state else [], opened=opened)
     rows = [(each, estimate) for each in entries for estimate in each.estimates if estimate.unit == "points"]
     if rows:
@@ -45,7 +48,7 @@ def _forest(rows: Sequence[tuple[Claim, Estimate]]) -> Chart:
     """All estimates, the first claim on top. Comparisons of a claim share its name, so lines have numbers."""
     series = []
     for state in LOOKS:
-        chosen = [(len(rows) - place, *row) for place, row in enumerate(rows) if row[0].state == state]
+        chosen = [(len(rows) - place, *row) for place, row in enumerate(rows) if row[1].state == state]
         points = [(estimate.value, place) for place, _, estimate in chosen]
         ends = {"low": [e.low for *_, e in chosen], "high": [e.high for *_, e in chosen]}
         hover = [f"{claim.id} {e.what}\n{e}\n{e.note}" for _, claim, e in chosen]
@@ -63,11 +66,16 @@ def _forest(rows: Sequence[tuple[Claim, Estimate]]) -> Chart:
 def _table(entries: Sequence[Claim]) -> Block:
     rows: list[list[Cell]] = []
     for each in entries:
-        about = [(str(e), f"{e.what} ({e.note})" if e.note else e.what) for e in each.estimates]
+        about = [(_with_state(each, e), f"{e.what} ({e.note})" if e.note else e.what) for e in each.estimates]
         estimates: Cell = {"text": "", "parts": [cell(*of) for of in about]}
         evidence = cell(each.source, " · ".join(_facts(each)))
         rows.append([each.id, cell(each.text, each.reason), estimates, each.paper or "–", evidence])
     return table(["claim", "in our words", "estimate, 95 % interval", "the paper", "evidence"], rows, kind="words")
+
+
+def _with_state(claim: Claim, estimate: Estimate) -> str:
+    """The estimate, with the verdict on this part if the parts of the claim differ."""
+    return f"{estimate} ({estimate.state})" if claim.state == "supported in part" else str(estimate)
 
 
 def _untested(entries: Sequence[Claim]) -> Block:
@@ -101,7 +109,7 @@ def markdown(entries: Sequence[Claim]) -> str:
 
 
 def _cells(claim: Claim) -> str:
-    estimates = "<br>".join(f"{_cell(each.what)}: **{each}**" for each in claim.estimates)
+    estimates = "<br>".join(f"{_cell(each.what)}: **{_with_state(claim, each)}**" for each in claim.estimates)
     text = _cell(claim.text) + (f"<br>*{_cell(claim.reason)}*" if claim.reason else "")
     evidence = "; ".join([claim.source, *map(_literal, _facts(claim))])
     return " | ".join([text, estimates, _cell(claim.paper) or "–", _cell(evidence)])

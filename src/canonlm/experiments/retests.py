@@ -1,0 +1,146 @@
+"""The paper's claims about the 64 published models, tested again on its own tables; `claims.yaml` says which models and
+scores a claim compares.
+
+Each setting was trained once. Runs that differ only in the learning rate are near repeats, so their gains are averaged:
+one size and length of training is one observation. There are three or four, and a t-interval over them is wide.
+
+The two models of a Llama pair also differ in their rotary positions. The 64 models cannot tell these apart from Canon
+layers; the paper's models of 1.3B parameters can a little, since one of them was trained with eight seeds.
+"""
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from canonlm.experiments.published import differing, published, slimpajama
+from canonlm.experiments.published.benchmarks import BENCHMARKS, LOWER_IS_BETTER
+from canonlm.experiments.tidy import QUESTION, paired
+from canonlm.runs.intervals import t_factor, t_interval
+from canonlm.train.config import Settings
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from canonlm.experiments.verdicts import State
+
+FLAT = 1.0
+"""Points: a gain within this of zero counts as none."""
+
+NORM = "zeyuan_layernorm"
+
+
+class TableTest(Settings):
+    """Comparisons of published models: one of `pairs`, `seeds` and `families`, for each of `scores`."""
+
+    pairs: str = ""  # an architecture: its models with Canon layers against those without, at equal rates
+    seeds: str = ""  # an architecture: its variants with Canon layers at 1.3B against eight seeds of it without
+    families: str = ""  # what `ours` and the best of `theirs` are: (architecture, Canon layers), at equal sizes
+    ours: list[str] = []
+    theirs: list[list[str]] = []
+    scores: dict[str, str]  # columns of the tables, and what the paper says
+    confounder: str = ""  # what else might make the difference
+    flat: bool = False  # whether the claim is that there is no gain
+    note: str = ""  # what else to know
+
+
+@dataclass(frozen=True)
+class Retest:
+    """One comparison of a test.
+
+    gains: one for each observation, in points (of a perplexity: as it is), positive in the direction of the claim.
+    low, high: the 95 % interval of their mean. better: of `pairs` pairs of models. paper: what the paper says.
+    """
+
+    test: TableTest
+    comparison: str
+    gains: tuple[float, ...]
+    low: float
+    high: float
+    better: int
+    pairs: int
+    paper: str
+
+    @property
+    def estimate(self) -> float:
+        return statistics.mean(self.gains)
+
+    @property
+    def verdict(self) -> "State":
+        """supported, contradicted or undecided. A confounder leaves every difference undecided."""
+        if self.test.confounder:
+            return "undecided"
+        if self.test.flat:
+            outside = self.low > FLAT or self.high < -FLAT
+            return "supported" if self.low > -FLAT and self.high < FLAT else "contradicted" if outside else "undecided"
+        return "supported" if self.low > 0 else "contradicted" if self.high < 0 else "undecided"
+
+
+def retests(test: TableTest) -> Iterator[Retest]:
+    """All comparisons of a test."""
+    for column, paper in test.scores.items():
+        if test.pairs:
+            yield _pairs(test, column, paper)
+        elif test.seeds:
+            yield from _against_seeds(test, column)
+        else:
+            yield _between(test, column, paper)
+
+
+def _pairs(test: TableTest, column: str, paper: str) -> Retest:
+    """With Canon layers minus without, at equal rates. A pair that differs in its norm, too, is left out."""
+    import polars as pl
+
+    other_norms = differing().filter(setting=NORM)["canon_model"].to_list()
+    scores = published().filter(~pl.col("model").is_in(other_norms))
+    rows = paired(scores.filter(pl.col("arch") == test.pairs, *_is_of(column)))
+    sign = -1 if BENCHMARKS[column].metric in LOWER_IS_BETTER else 1
+    gains = rows.with_columns(gain=sign * pl.col("delta"))
+    means = gains.group_by("size", "tokens").agg(pl.col("gain").mean()).sort("size", "tokens")["gain"].to_list()
+    better = int((gains["gain"] > 0).sum())
+    comparison = f"{test.pairs} with Canon layers - without, {column}"
+    return Retest(test, comparison, tuple(means), *t_interval(means), better, len(rows), paper)
+
+
+def _against_seeds(test: TableTest, column: str) -> Iterator[Retest]:
+    """The paper's models of 1.3B with variants of the architecture and Canon layers, each against eight seeds without:
+    the interval of one new run minus the mean of the seeds."""
+    import polars as pl
+
+    rows = slimpajama().filter(*_is_of(column))
+    seeds = rows.filter(pl.col("seed").is_not_null())["value"].to_list()
+    spread = t_factor(len(seeds)) * statistics.stdev(seeds) * math.sqrt(1 + 1 / len(seeds))
+    variants = pl.col("model").str.starts_with(f"{test.seeds.removesuffix(')')} variant")
+    for row in rows.filter(variants).iter_rows(named=True):
+        gain = row["value"] - statistics.mean(seeds)
+        comparison = f"{row['model']} - {len(seeds)} seeds of {test.seeds}, 1.3B, {column}"
+        yield Retest(test, comparison, (gain,), gain - spread, gain + spread, int(gain > 0), 1, "")
+
+
+def _between(test: TableTest, column: str, paper: str) -> Retest:
+    ours, *others = (_by_size(family, column) for family in (test.ours, *test.theirs))
+    theirs = {size: max((each[size] for each in others), key=statistics.mean) for size in ours}
+    gaps = {size: [a - b for a, b in zip(ours[size], theirs[size], strict=True)] for size in ours}
+    means = [statistics.mean(values) for values in gaps.values()]
+    single = [gap for values in gaps.values() for gap in values]
+    better = sum(gap > 0 for gap in single)
+    comparison = f"{test.families}, {column}"
+    return Retest(test, comparison, tuple(means), *t_interval(means), better, len(single), paper)
+
+
+def _by_size(family: list[str], column: str) -> dict[str, list[float]]:
+    """Scores of the models with 1T tokens at the rates 0.002 and 0.003, which every family was trained at."""
+    import polars as pl
+
+    arch, canon = family
+    conditions = (pl.col("arch") == arch, pl.col("canon") == canon, pl.col("lr").is_in([0.002, 0.003]))
+    rows = published().filter(*conditions, *_is_of(column), pl.col("tokens") < 1.5e12).sort("size", "lr")
+    return {size: rows.filter(size=size)["value"].to_list() for size in rows["size"].unique(maintain_order=True)}
+
+
+def _is_of(column: str) -> "Sequence[pl.Expr]":
+    import polars as pl
+
+    benchmark = BENCHMARKS[column]
+    return [pl.col(key) == getattr(benchmark, key) for key in QUESTION if key in ("task", "slice", "metric")]
