@@ -11,13 +11,9 @@ import polars as pl
 import pytest
 import yaml
 
-from canonlm.cli import app, main
-from canonlm.cli.results import results
+from canonlm.cli import main
 from canonlm.experiments.published import everything, published
 from canonlm.experiments.tidy import SCHEMA, choose, paired
-
-if not any(command.callback is results for command in app.registered_commands):
-    app.command()(results)  # until the command line has it
 
 
 def run_folder(folder, arch="llama", correct=75, config=None, finished=True, name_of_task="depo"):

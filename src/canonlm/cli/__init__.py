@@ -10,37 +10,48 @@ from typing import Annotated, Any
 import typer
 
 import canonlm
-from canonlm.cli import (
-    canonize,
-    check,
-    claims,
-    convert,
-    data,
-    doctor,
-    evaluate,
-    export,
-    generate,
-    launch,
-    lists,
-    lm_eval,
-    new,
-    plan,
-    play,
-    probe,
-    profile,
-    recipes,
-    replicate,
-    report,
-    results,
-    train,
-    work,
-)
+from canonlm.cli.lazy import Commands
 from canonlm.cli.status import PlainWarnings, drop
+
+COMMANDS = {
+    "play": "play.play",
+    "profile": "profile.profile",
+    "replicate": "replicate.replicate",
+    "claims": "claims.claims",
+    "report": "report.report",
+    "results": "results.results",
+    "tasks": "lists.tasks",
+    "archs": "lists.archs",
+    "new": "new.new",
+    "plan": "plan.plan",
+    "train": "train.train",
+    "launch": "launch.launch",
+    "work": "work.work",
+    "export": "export.export",
+    "eval": "evaluate.evaluate",
+    "generate": "generate.generate",
+    "lm-eval": "lm_eval.lm_eval",
+    "probe": "probe.probe",
+    "convert": "convert.convert",
+    "check": "check.check",
+    "doctor": "doctor.doctor",
+    "canonize": "canonize.canonize",
+    "data prepare": "prepare.prepare",
+    "data check": "prepare.check",
+    "data multihop": "multihop.multihop",
+    "data show": "data.show",
+    "data dump": "data.dump",
+    "recipes list": "recipes.list_",
+    "recipes show": "recipes.show",
+    "recipes diff": "recipes.diff",
+}
+"""All commands, each with its module in this package and its function."""
 
 app = typer.Typer(
     name="canonlm",
     help="Compare language-model architectures on small, exact synthetic tasks that quickly tell them apart "
     "(start with `canonlm play depo`), and pretrain them on text, on one CPU or a cluster (`canonlm train debug`).",
+    cls=Commands.of(COMMANDS),
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
@@ -64,33 +75,11 @@ def options(version: Annotated[bool, VERSION] = False) -> None:
     """Options of `canonlm` itself."""
 
 
-app.command()(play.play)
-app.command()(profile.profile)
-app.command()(replicate.replicate)
-app.command()(claims.claims)
-app.command()(report.report)
-app.command()(results.results)
-app.command()(lists.tasks)
-app.command()(lists.archs)
-app.command()(new.new)
-app.add_typer(data.app, name="data")
-app.add_typer(recipes.app, name="recipes")
-app.command()(plan.plan)
-app.command()(train.train)
-app.command()(launch.launch)
-app.command()(work.work)
-app.command()(export.export)
-app.command("eval")(evaluate.evaluate)
-app.command()(generate.generate)
-app.command(
-    "lm-eval",
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": ["--help"]},
-)(lm_eval.lm_eval)
-app.command()(probe.probe)
-app.command()(convert.convert)
-app.command()(check.check)
-app.command()(doctor.doctor)
-app.command()(canonize.canonize)
+for _name, _help in (
+    ("data", "Look at samples of a task, write them to a file; turn text into tokens."),
+    ("recipes", "The recipes that come with the package."),
+):
+    app.add_typer(typer.Typer(help=_help, cls=Commands.of(COMMANDS, _name), no_args_is_help=True), name=_name)
 
 
 SHOULD_BE = "Input should be "

@@ -1,18 +1,26 @@
 """`canonlm canonize`: put Canon layers into a saved decoder that has none."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from canonlm.cli.options import DTYPE, TRUST, opened, writing_model
+import canonlm
+from canonlm.cli.lazy import on_use
+from canonlm.cli.options import Dtype, TrustModel, opened, writing_model
 from canonlm.cli.status import doing, load_torch, say
+from canonlm.core.errors import InvalidSetting, brief, expected
+from canonlm.core.files import write_folder, write_manifest
 from canonlm.core.user_folders import expanded
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+with on_use():
+    import torch
+    import transformers
 
-    from canonlm.canonize.placement import Place
+    from canonlm.canonize import placement
+    from canonlm.core import limits, saved
+    from canonlm.models import hf_small_configs, interface
+    from canonlm.suites import load_model
 
 MODEL = typer.Argument(
     help="A folder of transformers, or a name on the Hugging Face Hub; with --dry-run also an architecture, such as "
@@ -37,19 +45,14 @@ def canonize(
     init: Annotated[str, INIT] = "zero",
     seed: Annotated[int, SEED] = 0,
     dry_run: Annotated[bool, DRY_RUN] = False,
-    dtype: Annotated[str | None, DTYPE] = None,
-    trust_remote_code: Annotated[bool, TRUST] = False,
+    dtype: Dtype = None,
+    trust_remote_code: TrustModel = False,
 ) -> int:
     """Put Canon layers into a causal language model of transformers, and save it.
 
     Once canonlm is imported, OUT loads with AutoModelForCausalLM, and trains and generates as the model did before.
     """
     load_torch()
-    from canonlm.canonize import canonize as put_into
-    from canonlm.canonize import describe
-    from canonlm.core.errors import brief, expected
-    from canonlm.models.interface import SMALL
-
     path = expanded(model)
     if (path / "config.yaml").is_file():
         expectation = "a transformers folder (for a run: train an architecture with +canon, or canonlm export it first)"
@@ -58,9 +61,9 @@ def canonize(
         if out is not None:
             raise ValueError("OUT cannot be used with --dry-run, which writes nothing")
         host = _on_meta(model, trust_remote_code)
-        say(listing(describe(host, sites, init=init)))
+        say(listing(canonlm.describe(host, sites, init=init)))
         if model.startswith("hf:"):
-            sizes = f"{SMALL.num_hidden_layers} layers of width {SMALL.hidden_size}"
+            sizes = f"{interface.SMALL.num_hidden_layers} layers of width {interface.SMALL.hidden_size}"
             say(f"Sizes are made up: {model} is a type of model, built here with {sizes}.")
         return 0
     if model.startswith("hf:"):
@@ -72,14 +75,10 @@ def canonize(
     if out.exists():
         raise expected("OUT", "a folder that does not exist yet", str(out))
 
-    import torch
-
-    from canonlm.core.files import write_folder, write_manifest
-
     subject = opened(model, dtype=dtype, device="cpu", trust_remote_code=trust_remote_code)
     torch.manual_seed(seed)
-    places = describe(subject.model, sites, init=init)
-    canonized = put_into(subject.model, sites, init=init)
+    places = canonlm.describe(subject.model, sites, init=init)
+    canonized = canonlm.canonize(subject.model, sites, init=init)
 
     def fill(folder: Path) -> None:
         canonized.save_pretrained(folder)
@@ -94,7 +93,7 @@ def canonize(
     return 0
 
 
-def listing(places: "list[Place]") -> str:
+def listing(places: "list[placement.Place]") -> str:
     """The layers as text: one paragraph for all blocks that get the same ones."""
     rows: dict[str, list[str]] = {}
     for place in places:
@@ -110,32 +109,23 @@ def _block_range(blocks: list[str]) -> str:
     return blocks[0] if len(blocks) == 1 else f"{blocks[0]} and {len(blocks) - 1} more, up to {blocks[-1]}"
 
 
-def _on_meta(model: str, trust_remote_code: bool) -> "PreTrainedModel":
+def _on_meta(model: str, trust_remote_code: bool) -> "transformers.PreTrainedModel":
     """The model on the meta device, without weights."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from canonlm.core.errors import InvalidSetting, brief
-    from canonlm.core.limits import few_modules
-    from canonlm.core.saved import check_kernels, read_settings
-    from canonlm.suites.load_model import hub_is_known
-
     if model.startswith("hf:"):
-        from canonlm.models.hf_small_configs import causal_config
-        from canonlm.models.interface import SMALL
-
-        model_class, config = causal_config(model, SMALL)
+        model_class, config = hf_small_configs.causal_config(model, interface.SMALL)
         with torch.device("meta"):
             return model_class._from_config(config, dtype=torch.float32)
     try:
         path = expanded(model)
         if path.is_dir():
-            read_settings(path)
-        options = {"trust_remote_code": trust_remote_code, "local_files_only": path.is_dir() or not hub_is_known()}
-        config = AutoConfig.from_pretrained(path if path.is_dir() else model, **options)
-        check_kernels(f"{model}: config.json", config.to_dict())
-        with torch.device("meta"), few_modules():
-            return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+            saved.read_settings(path)
+        offline = path.is_dir() or not load_model.hub_is_known()
+        config = transformers.AutoConfig.from_pretrained(
+            path if path.is_dir() else model, trust_remote_code=trust_remote_code, local_files_only=offline
+        )
+        saved.check_kernels(f"{model}: config.json", config.to_dict())
+        with torch.device("meta"), limits.few_modules():
+            return transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     except InvalidSetting:
         raise
     except Exception as error:  # a model's own code may raise anything

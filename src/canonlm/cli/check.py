@@ -2,17 +2,27 @@
 
 import sys
 from contextlib import redirect_stdout
+from dataclasses import asdict
 from json import dumps
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from canonlm.cli.options import DEVICE, DTYPE, JSON, STEP, TRUST, VARIANT, check_place, opened, write_to
+from canonlm.cli.lazy import on_use
+from canonlm.cli.options import Device, Dtype, JsonFile, Step, TrustModel, Variant, check_place, opened, write_to
 from canonlm.cli.status import doing, load_torch
+from canonlm.core.errors import brief, unknown
 from canonlm.core.user_folders import expanded
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+with on_use():
+    import transformers
+
+    from canonlm.canonize import check as checks
+    from canonlm.models import build, interface, names
+    from canonlm.suites import load_model
 
 MODEL = typer.Argument(
     help="A run's folder, a saved or published model, a name on the Hugging Face Hub; or an architecture, such as "
@@ -32,12 +42,12 @@ def check(
     model: Annotated[str, MODEL],
     cases: Annotated[str | None, CASES] = None,
     seed: Annotated[int, SEED] = 0,
-    json: Annotated[str | None, JSON] = None,
-    step: Annotated[int | None, STEP] = None,
-    variant: Annotated[str | None, VARIANT] = None,
-    dtype: Annotated[str | None, DTYPE] = None,
-    device: Annotated[str, DEVICE] = "auto",
-    trust_remote_code: Annotated[bool, TRUST] = False,
+    json: JsonFile = None,
+    step: Step = None,
+    variant: Variant = None,
+    dtype: Dtype = None,
+    device: Device = "auto",
+    trust_remote_code: TrustModel = False,
 ) -> int:
     """Check that a model gives the same answers with a cache, in a batch, padded, in pieces, with beams, packed, saved.
 
@@ -46,22 +56,11 @@ def check(
     not support the use; a model that refuses most cases is not checked, which ends with exit code 1, too.
     """
     load_torch()
-    from dataclasses import asdict
-
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from canonlm.canonize.check import CASES as known
-    from canonlm.canonize.check import complaints, decoding
-    from canonlm.core.errors import brief, unknown
-    from canonlm.suites.load_model import quiet
-
     check_place(json, "--json")
     chosen = None if cases is None else [name.strip() for name in cases.split(",")]
     for name in chosen or []:
-        if name not in known:
-            raise unknown("case", name, known)
+        if name not in checks.CASES:
+            raise unknown("case", name, checks.CASES)
     if _is_architecture(model):
         for option, value in (("--step", step), ("--variant", variant)):
             if value is not None:
@@ -71,14 +70,15 @@ def check(
         subject = opened(
             model, step=step, variant=variant, dtype=dtype, device=device, trust_remote_code=trust_remote_code
         ).model
-    with quiet(), doing(f"running {len(chosen or known)} cases"), redirect_stdout(sys.stderr):  # prints of its code
-        outcomes = decoding(subject, chosen, seed=seed)
-    wrong = complaints(outcomes)
+    what = f"running {len(chosen or checks.CASES)} cases"
+    with load_model.quiet(), doing(what), redirect_stdout(sys.stderr):  # the prints of the model's code
+        outcomes = checks.decoding(subject, chosen, seed=seed)
+    wrong = checks.complaints(outcomes)
     if json != "-":
         table = Table("case", "", "error", "", box=None, padding=(0, 2, 0, 0))
         for outcome in outcomes:
             error = "" if outcome.error is None else f"{outcome.error:.1e}"
-            what = known[outcome.case].about if error else outcome.detail
+            what = checks.CASES[outcome.case].about if error else outcome.detail
             table.add_row(outcome.case, f"[{MARKS[outcome.state]}]{outcome.state}[/]", error, Text(what))
         console = Console()
         (console if console.is_terminal else Console(width=160)).print(table)  # elsewhere a case is a line
@@ -92,20 +92,12 @@ def _is_architecture(name: str) -> bool:
     """Whether `name` is an architecture, not a folder or a name on the Hub. Hub names have none of these signs."""
     if expanded(name).is_dir():
         return False
-    from canonlm.models.names import bases
-
     signs = name.partition(":")[0] in ("hf", "fla") or ".py" in name or "+" in name or "{" in name
-    return signs or name.partition(".")[0].removesuffix("-conv") in bases()
+    return signs or name.partition(".")[0].removesuffix("-conv") in names.bases()
 
 
-def _random(arch: str, seed: int, dtype: str | None, device: str) -> "PreTrainedModel":
-    from transformers.utils.logging import disable_progress_bar
-
-    from canonlm.models.build import build
-    from canonlm.models.interface import SMALL
-    from canonlm.suites.load_model import dtype_and_device
-
-    disable_progress_bar()
-    precision, place = dtype_and_device(dtype, device)
-    model: Any = build(arch, SMALL, seed).module
+def _random(arch: str, seed: int, dtype: str | None, device: str) -> "transformers.PreTrainedModel":
+    transformers.utils.logging.disable_progress_bar()
+    precision, place = load_model.dtype_and_device(dtype, device)
+    model: Any = build.build(arch, interface.SMALL, seed).module
     return model.to(device=place, dtype=precision).eval()

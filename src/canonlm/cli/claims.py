@@ -1,15 +1,22 @@
 """`canonlm claims`: the paper's claims and the verdicts on them."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from canonlm.cli import completion
+from canonlm.cli.lazy import on_use
 from canonlm.cli.status import doing, load_torch, say
+from canonlm.core.errors import expected, unknown, writing
+from canonlm.core.files import write_text
 
-if TYPE_CHECKING:
-    from canonlm.experiments.claims import Claim
+with on_use():
+    from canonlm.experiments import claims as judging
+    from canonlm.experiments import ledger
+    from canonlm.report import claims_page
 
 CLAIM = typer.Argument(help="One claim in full, such as C06.", show_default=False, metavar="ID")
 SCALE = typer.Option(help="Which runs judge the claims: micro, small or paper.", autocompletion=completion.scales)
@@ -30,8 +37,6 @@ def claims(
 
     `canonlm replicate` trains the missing runs.
     """
-    from canonlm.core.errors import expected, unknown, writing
-
     if out is not None and out.suffix not in (".html", ".md"):
         raise expected("--out", "a file that ends in .html or .md", str(out))
     if runs is not None and not any(runs.glob("*.csv")):
@@ -40,20 +45,13 @@ def claims(
         raise expected("ID", "a claim, such as C06 (--runs FOLDER shows the claims by your results)", claim)
     load_torch()
     with doing("judging the claims"):
-        from canonlm.experiments.claims import claims as ledger
-        from canonlm.experiments.claims import summary
-        from canonlm.experiments.ledger import OWN_RESULTS
-
-        entries = ledger(runs or OWN_RESULTS, scale, seed_set)
+        entries = judging.claims(runs or ledger.OWN_RESULTS, scale, seed_set)
     if claim is not None:
         by_id = {each.id: each for each in entries}
         if claim.upper() not in by_id:
             raise unknown("claim", claim, by_id)
         entries = [by_id[claim.upper()]]
     if out is not None:
-        from canonlm.core.files import write_text
-        from canonlm.report import claims_page
-
         with writing("--out", out):
             write_text(out, claims_page.html(entries) if out.suffix == ".html" else claims_page.markdown(entries))
         say(f"wrote {out}")
@@ -61,14 +59,11 @@ def claims(
         _print_claim(entries[0])
     else:
         _print_table(entries)
-        say(summary(entries))
+        say(judging.summary(entries))
     return 0
 
 
-def _print_table(entries: "list[Claim]") -> None:
-    from rich.console import Console
-    from rich.table import Table
-
+def _print_table(entries: "list[judging.Claim]") -> None:
     table = Table("", "verdict", "claim", "estimate, 95 % interval", box=None, padding=(0, 2, 0, 0))
     for each in entries:
         estimates = [str(estimate) for estimate in each.estimates[:2]]
@@ -77,7 +72,7 @@ def _print_table(entries: "list[Claim]") -> None:
     Console().print(table)
 
 
-def _print_claim(claim: "Claim") -> None:
+def _print_claim(claim: "judging.Claim") -> None:
     say(f"{claim.id}  {claim.state}\n{claim.text}")
     if claim.paper:
         say(f"The paper: {claim.paper}")

@@ -5,15 +5,23 @@ from typing import Annotated
 
 import typer
 
-from canonlm.cli.options import writing_model
+from canonlm.cli.lazy import on_use
+from canonlm.cli.options import NewFolder, writing_model
 from canonlm.cli.status import doing, load_torch, say
+from canonlm.core.errors import expected, unknown
+from canonlm.core.files import write_folder, write_manifest
+
+with on_use():
+    import torch
+    from transformers.utils import logging
+
+    from canonlm.models import names, published
 
 SOURCE = typer.Argument(
     help="A folder, or a repository on the Hugging Face Hub, with a published checkpoint or one of ours.",
     show_default=False,
     metavar="SOURCE",
 )
-OUT = typer.Argument(help="The folder to write.", show_default=False, metavar="OUT")
 VARIANT = typer.Option(help="Which sub-folder, if SOURCE has several.", show_default=False)
 REVISION = typer.Option(help="Branch, tag or commit on the Hub.", show_default=False)
 TOKEN = typer.Option(help="Access token for the Hub. Default: the one you logged in with.", show_default=False)
@@ -28,7 +36,7 @@ DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 def convert(
     source: Annotated[str, SOURCE],
-    out: Annotated[Path, OUT],
+    out: NewFolder,
     variant: Annotated[str | None, VARIANT] = None,
     revision: Annotated[str | None, REVISION] = None,
     token: Annotated[str | None, TOKEN] = None,
@@ -40,35 +48,26 @@ def convert(
 
     OUT is complete or absent.
     """
-    from canonlm.core.errors import expected, unknown
-
     if out.exists():
         raise expected("OUT", "a folder that does not exist yet", str(out))
     if dtype is not None and dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
 
     load_torch()
-    import torch
-    from transformers.utils.logging import disable_progress_bar
-
-    from canonlm.core.files import write_folder, write_manifest
-    from canonlm.models.names import name_of
-    from canonlm.models.published import TARGETS, load_published, save_published
-
-    if to not in TARGETS:
-        raise unknown("target", to, TARGETS)
-    disable_progress_bar()
-    model = load_published(
+    if to not in published.TARGETS:
+        raise unknown("target", to, published.TARGETS)
+    logging.disable_progress_bar()
+    model = published.load_published(
         source, variant, revision=revision, token=token, cache_dir=cache_dir,
         dtype=None if dtype is None else getattr(torch, dtype),
     )  # fmt: skip
 
     def fill(folder: Path) -> None:
-        save_published(model, folder, to)
+        published.save_published(model, folder, to)
         write_manifest(folder)
 
     with doing("writing the model"), writing_model(out):
         write_folder(out, fill)
     precision = str(model.dtype).removeprefix("torch.")
-    say(f"{name_of(model.config)}, {model.num_parameters():,} parameters, {precision}: {out}")
+    say(f"{names.name_of(model.config)}, {model.num_parameters():,} parameters, {precision}: {out}")
     return 0

@@ -1,26 +1,25 @@
 """The cost of many runs, for commands that show it before they start anything."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from canonlm.launch.grid import PlannedRun
+from canonlm.cli.lazy import on_use
+
+with on_use():
+    from canonlm.launch import grid, plan
 
 
-def show_cost(runs: "Sequence[PlannedRun]", gpu: str | None, mfu: float) -> None:
+def show_cost(runs: "Sequence[grid.PlannedRun]", gpu: str | None, mfu: float) -> None:
     """Print the number of runs, tokens, FLOPs and hours, in total and left to do. Without `gpu`: hours on this machine,
     whose speed is measured with one of their models."""
-    from canonlm.launch.plan import HOUR, cost, measure_speed
-
     unfinished = [run for run in runs if not (run.folder / "result.json").exists()]
-    total = cost([run.config for run in runs], gpu or "h100", mfu)
-    remaining = cost([run.config for run in unfinished], gpu or "h100", mfu)
+    total = plan.cost([run.config for run in runs], gpu or "h100", mfu)
+    remaining = plan.cost([run.config for run in unfinished], gpu or "h100", mfu)
     print(f"  {'runs':<15} {total.runs:,}, of which {total.runs - remaining.runs:,} are finished")
     for name, in_all, to_do in (("tokens", total.tokens, remaining.tokens), ("FLOPs", total.flops, remaining.flops)):
         print(f"  {name:<15} {in_all:.3e}, left {to_do:.3e}")
     if gpu is not None:
         print(f"  {'hours':<15} {remaining.hours:,.1f} on one {gpu} at {mfu:.0%} of its peak, for what is left")
     elif unfinished:
-        speed = measure_speed([run.config for run in unfinished])
-        hours = f"{remaining.flops / speed / HOUR:,.1f}"
+        speed = plan.measure_speed([run.config for run in unfinished])
+        hours = f"{remaining.flops / speed / plan.HOUR:,.1f}"
         print(f"  {'hours':<15} {hours} on this machine, a run at a time ({speed / 1e9:,.1f} GFLOP/s measured)")

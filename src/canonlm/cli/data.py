@@ -1,27 +1,31 @@
 """`canonlm data`: show samples of a task, write them to a file, grade answers to them; prepare text."""
 
 import sys
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from canonlm.cli import completion, multihop, prepare
+from canonlm.cli import completion
+from canonlm.cli.lazy import on_use
+from canonlm.cli.progress_bars import Count
 from canonlm.cli.status import doing, say
+from canonlm.core.errors import unknown
+from canonlm.report.format import percent, slice_label
+from canonlm.runs.rows import slice_key
+from canonlm.runs.task_info import named
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from rich.text import Text
-
-    from canonlm.data.answers import Graded
-    from canonlm.tasks import Sample, Slice, Task
-
-app = typer.Typer(help="Look at samples of a task, write them to a file; turn text into tokens.", no_args_is_help=True)
-app.command()(prepare.prepare)
-app.command()(prepare.check)
-app.command()(multihop.multihop)
+with on_use():
+    from canonlm import tasks
+    from canonlm.data import answers
+    from canonlm.data import dump as dump_file
+    from canonlm.launch import recipes
+    from canonlm.train import config, load_config
 
 TASK = typer.Argument(
     help="A task; `canonlm tasks` lists them. FILE.py:NAME: one of yours.",
@@ -47,7 +51,6 @@ STYLES = {"marker": "dim", "context": "", "question": "bold cyan", "answer": "bo
 WIDTH = 60  # of a question or an answer in a list
 
 
-@app.command()
 def show(
     task: Annotated[str, TASK],
     settings: Annotated[list[str] | None, SETTINGS] = None,
@@ -60,9 +63,6 @@ def show(
 
     Without a difficulty or settings, those of the tiny preset are used.
     """
-    from rich.console import Console
-    from rich.text import Text
-
     chosen = _task(task, difficulty, settings)
     with doing("drawing samples (the first time, the task is compiled)"):
         samples = [chosen.sample(split, seed, index) for index in range(n)]
@@ -80,7 +80,6 @@ def show(
     return 0
 
 
-@app.command()
 def dump(
     task: Annotated[str, TASK],
     settings: Annotated[list[str] | None, SETTINGS] = None,
@@ -97,29 +96,23 @@ def dump(
     The file has index, tokens, labels and answers (start and stop of each answer; the tokens before are its prompt).
     It is complete or absent. If a dump was stopped, the same command continues it.
     """
-    from canonlm.cli.progress_bars import Count
-
     chosen = _task(task, difficulty, settings)
     if out is None and verify is None:
         raise ValueError("--out is missing: the file to write (or --verify with a file of answers)")
     if out is not None and verify is not None:
         raise ValueError("--out cannot be used with --verify")
     if verify is not None:
-        from canonlm.data.answers import grade_file
-
         with Count(n, "graded") as count:
-            result = grade_file(
+            result = answers.grade_file(
                 chosen, verify, n=n, split=split, seed=seed, on_progress=lambda done: count("graded", done)
             )
         _print_grades(chosen, result, n, split, seed)
         return 0
 
-    from canonlm.data.dump import dump as write
-
     assert out is not None
     try:
         with Count(n, "drawn", "joined") as count:
-            is_new = write(chosen, out, n=n, split=split, seed=seed, loss_on=loss_on, on_progress=count)
+            is_new = dump_file.dump(chosen, out, n=n, split=split, seed=seed, loss_on=loss_on, on_progress=count)
     except KeyboardInterrupt:
         say("\ncanonlm: interrupted. The same command continues.", file=sys.stderr)
         return 130
@@ -127,26 +120,19 @@ def dump(
     return 0
 
 
-def _task(name: str, difficulty: str | None, settings: list[str] | None) -> "Task":
-    from canonlm.core.errors import unknown
-    from canonlm.launch.recipes import load_preset
-    from canonlm.train.config import build_task, task_keys
-    from canonlm.train.load_config import override
-
-    keys = task_keys({"name": name})
+def _task(name: str, difficulty: str | None, settings: list[str] | None) -> "tasks.Task":
+    keys = config.task_keys({"name": name})
     given: dict = {"task": {}}
-    for key in override(given, settings or []):
+    for key in load_config.override(given, settings or []):
         if key not in keys:
             dotted = f"task.{key}"
             raise unknown("setting", key, keys, meant=[dotted] if dotted in keys else [])
-    defaults = {"name": name, "difficulty": difficulty} if difficulty else load_preset(name, "tiny").run["task"]
-    return build_task({**defaults, **given["task"]})
+    chosen = {"name": name, "difficulty": difficulty} if difficulty else recipes.load_preset(name, "tiny").run["task"]
+    return config.build_task({**chosen, **given["task"]})
 
 
-def _coloured(task: "Task", sample: "Sample") -> "Text":
+def _coloured(task: "tasks.Task", sample: "tasks.Sample") -> Text:
     """The sample's text, coloured by role. The vocabulary joins the tokens of one role, as it places the spaces."""
-    from rich.text import Text
-
     text, stop = Text(), 0
     for role, run in groupby(role for _, role in task.show(sample)):
         stop += len(list(run))
@@ -154,9 +140,8 @@ def _coloured(task: "Task", sample: "Sample") -> "Text":
     return text
 
 
-def _explained(task: "Task", sample: "Sample") -> "Iterator[Text]":
+def _explained(task: "tasks.Task", sample: "tasks.Sample") -> Iterator[Text]:
     """`4 hops  q4 w3. ans → w9.  (w3. → w1. → w5. → w7. → w9.: 4 steps)`, a line for each question."""
-    from rich.text import Text
 
     def words(start: int, stop: int) -> str:
         return _clip(task.vocab.text(sample.tokens[start:stop].tolist()))
@@ -170,11 +155,7 @@ def _explained(task: "Task", sample: "Sample") -> "Iterator[Text]":
         yield line.append(f"  ({why})", "dim") if why else line
 
 
-def _label(task: "Task", where: "Slice") -> str:
-    from canonlm.report.format import slice_label
-    from canonlm.runs.rows import slice_key
-    from canonlm.runs.task_info import named
-
+def _label(task: "tasks.Task", where: "tasks.Slice") -> str:
     return ", ".join(slice_label(named(task), slice_key({key: value})) for key, value in where.items())
 
 
@@ -186,17 +167,11 @@ def _clip(text: str) -> str:
     return f"{text[:half].rpartition(' ')[0]} … {text[-half:].partition(' ')[2]}"
 
 
-def _print_grades(task: "Task", result: "Graded", n: int, split: str, seed: int) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from canonlm.data.answers import numbers
-    from canonlm.report.format import percent
-
+def _print_grades(task: "tasks.Task", result: "answers.Graded", n: int, split: str, seed: int) -> None:
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"{result.samples:,} of {n:,} samples of {task!r} answered ({split} split, seed {seed})")
     for reason, lines in result.refused.items():
-        console.print(f"not graded, {reason}: {len(lines):,} (at {_clip(numbers(lines))})", markup=False)
+        console.print(f"not graded, {reason}: {len(lines):,} (at {_clip(answers.numbers(lines))})", markup=False)
     table = Table("", "right", "of", "", box=None, padding=(0, 2, 0, 0))
     for column in table.columns[1:]:
         column.justify = "right"

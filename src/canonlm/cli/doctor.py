@@ -4,14 +4,23 @@ from json import dumps
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
-from canonlm.cli.options import JSON, check_place, write_to
+from canonlm.cli.lazy import on_use
+from canonlm.cli.options import JsonFile, check_place, write_to
 from canonlm.cli.status import doing
+
+with on_use():
+    import torch
+
+    from canonlm.ops import registry, selftest
+    from canonlm.train import machine as this_machine
 
 AGAIN = typer.Option("--again", help="Test every kernel again, even if its outcome is recorded for these versions.")
 
 
-def doctor(again: Annotated[bool, AGAIN] = False, json: Annotated[str | None, JSON] = None) -> int:
+def doctor(again: Annotated[bool, AGAIN] = False, json: JsonFile = None) -> int:
     """Show what is installed here, and whether every kernel that models would use is correct.
 
     Each kernel is compared with its definition on small random inputs: values and gradients, packed documents, decays
@@ -20,16 +29,10 @@ def doctor(again: Annotated[bool, AGAIN] = False, json: Annotated[str | None, JS
     """
     check_place(json, "--json")
     with doing("loading torch"):
-        import torch
-
-    from canonlm.ops import selftest
-    from canonlm.ops.registry import forms
-    from canonlm.train.machine import environment
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    machine = {**environment(device), **selftest.versions()}
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    machine = {**this_machine.environment(device), **selftest.versions()}
     rows: list[dict[str, Any]] = []
-    for form in forms(device):
+    for form in registry.forms(device):
         for dtype in form.dtypes:
             row: dict[str, Any] = {"kernel": form.kernel.name, "used_for": form.used_for}
             row["dtype"] = str(dtype).removeprefix("torch.")
@@ -70,9 +73,6 @@ def doctor(again: Annotated[bool, AGAIN] = False, json: Annotated[str | None, JS
 
 
 def _show(machine: dict[str, Any], rows: list[dict[str, Any]], notes: list[str]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     console = Console()
     console = console if console.is_terminal else Console(width=160)
     for name, value in machine.items():

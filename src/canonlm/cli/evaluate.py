@@ -4,15 +4,25 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from canonlm.cli.options import DEVICE, DTYPE, MODEL, STEP, TOKENIZER, TRUST, TRUST_TASKS, VARIANT, opened
+from canonlm.cli.lazy import on_use
+from canonlm.cli.options import Device, Dtype, Model, Step, Tokenizer, TrustModel, Variant, opened
 from canonlm.cli.status import keep_going, load_torch, say
+from canonlm.core.errors import plain
+from canonlm.core.untrusted import path_inside
+from canonlm.report.evals import value
+from canonlm.runs.evaluated import checked_entry
+from canonlm.runs.rows import one_line
+from canonlm.suites.questions import NOT_FINITE, not_finite_of
 
-if TYPE_CHECKING:
-    from canonlm.suites.run import ProgressReporter
+with on_use():
+    from canonlm.suites import run as suites
+    from canonlm.suites.harness import run as harness
 
 SETTINGS = typer.Argument(
     help='Settings of the suite, such as k=2 background=1000. A list (in quotes: "k=[1,2]") evaluates each value.',
@@ -30,27 +40,28 @@ OUT = typer.Option(
 )
 PUBLISHED = typer.Option("--published", help="Use the settings of the published results.")
 BATCH_SIZE = typer.Option(help="Questions at a time. Default: found automatically.", min=1, show_default=False)
+TRUST = typer.Option("--trust", help="Run the functions and templates in somebody else's task files for the harness.")
 BOS = typer.Option("--bos", help="Begin every prompt with the tokenizer's BOS token.")
 BEYOND = typer.Option("--beyond-context", help="Also read prompts that are longer than the model's context.")
 
 
 def evaluate(
-    model: Annotated[str, MODEL],
+    model: Model,
     settings: Annotated[list[str] | None, SETTINGS] = None,
     suite: Annotated[str, SUITE] = ...,  # type: ignore[assignment]
     tasks: Annotated[str | None, TASKS] = None,
     published: Annotated[bool, PUBLISHED] = False,
     out: Annotated[Path | None, OUT] = None,
-    step: Annotated[int | None, STEP] = None,
-    variant: Annotated[str | None, VARIANT] = None,
-    tokenizer: Annotated[str | None, TOKENIZER] = None,
-    dtype: Annotated[str | None, DTYPE] = None,
-    device: Annotated[str, DEVICE] = "auto",
+    step: Step = None,
+    variant: Variant = None,
+    tokenizer: Tokenizer = None,
+    dtype: Dtype = None,
+    device: Device = "auto",
     batch_size: Annotated[int | None, BATCH_SIZE] = None,
     bos: Annotated[bool, BOS] = False,
     beyond_context: Annotated[bool, BEYOND] = False,
-    trust_remote_code: Annotated[bool, TRUST] = False,
-    trust: Annotated[bool, TRUST_TASKS] = False,
+    trust_remote_code: TrustModel = False,
+    trust: Annotated[bool, TRUST] = False,
 ) -> int:
     """Ask a saved model the questions of a suite, and keep its answers and scores.
 
@@ -72,13 +83,9 @@ def evaluate(
         raise ValueError("--suite harness needs --tasks, such as piqa,arc_easy, or --published")
     keep_going()
     load_torch()
-    from canonlm.suites import run as suites
-
     planned = suites.plan(suite, settings or [], published, **named)
     if suite == "harness" and not trust:
-        from canonlm.suites.harness.run import refuse_code
-
-        refuse_code(planned)
+        harness.refuse_code(planned)
     subject = opened(
         model, step=step, variant=variant, tokenizer=tokenizer, dtype=dtype, device=device,
         trust_remote_code=trust_remote_code,
@@ -97,9 +104,6 @@ def evaluate(
 
 def _warn(entries: Sequence[Mapping[str, Any]]) -> int:
     """Print which scores mean nothing. 1 if the logits were not finite in all questions of an entry, else 0."""
-    from canonlm.runs.rows import one_line
-    from canonlm.suites.questions import not_finite_of
-
     code = 0
     for entry in entries:
         if (counted := not_finite_of(entry)) is not None:
@@ -115,19 +119,14 @@ def _warn(entries: Sequence[Mapping[str, Any]]) -> int:
 
 def _folder(model: str, about: Mapping[str, Any]) -> Path:
     """The default of --out: in a run's folder, by step; else by the model's name."""
-    from canonlm.core.untrusted import path_inside
-
     if about.get("step") is not None:
         return path_inside(Path(model), f"evals/step-{about['step']:08d}")
     return Path("evals") / (Path(model).resolve().name if Path(model).exists() else model.replace("/", "--"))
 
 
 @contextmanager
-def _progress() -> "Iterator[ProgressReporter]":
+def _progress() -> "Iterator[suites.ProgressReporter]":
     """A bar on a terminal; in a log, a line for every entry."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
     console = Console()
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -145,8 +144,6 @@ class _Bar:
         self.bar.update(self.current, completed=answered)
 
     def end(self, entry: Mapping[str, Any], again: bool) -> None:
-        from canonlm.core.errors import plain
-
         if self.current is not None:
             self.bar.remove_task(self.current)
             self.current = None
@@ -157,11 +154,6 @@ class _Bar:
 
 def _line(entry: Mapping[str, Any]) -> str:
     """`1hop-2k  exact 93.0% ± 1.1  year 94.2% ± 1.0  (n = 500)`"""
-    from canonlm.report.evals import value
-    from canonlm.runs.evaluated import checked_entry
-    from canonlm.runs.rows import one_line
-    from canonlm.suites.questions import NOT_FINITE
-
     scores = [
         score for score in checked_entry(entry)["scores"] if not score["slice"] and score["measure"] != NOT_FINITE
     ]

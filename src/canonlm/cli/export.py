@@ -6,11 +6,21 @@ from typing import Annotated
 
 import typer
 
-from canonlm.cli.options import TRUST, writing_model
+from canonlm.cli.lazy import on_use
+from canonlm.cli.options import NewFolder, TrustModel, writing_model
 from canonlm.cli.status import doing, load_torch, say
+from canonlm.core.errors import expected, unknown
+from canonlm.core.files import write_folder, write_manifest
+
+with on_use():
+    import torch
+    from transformers.utils import logging
+
+    from canonlm.canonize import canonized_model
+    from canonlm.suites import load_model
+    from canonlm.train import checkpoint
 
 RUN = typer.Argument(help="The folder of a run.", show_default=False, metavar="RUN")
-OUT = typer.Argument(help="The folder to write.", show_default=False, metavar="OUT")
 STEP = typer.Option(
     help="Which checkpoint of the run, by its step. Default: the newest complete one.", show_default=False
 )
@@ -25,18 +35,16 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 def export(
     run: Annotated[Path, RUN],
-    out: Annotated[Path, OUT],
+    out: NewFolder,
     step: Annotated[int | None, STEP] = None,
     dtype: Annotated[str, DTYPE] = "fp32",
     self_contained: Annotated[bool, SELF_CONTAINED] = False,
-    trust_remote_code: Annotated[bool, TRUST] = False,
+    trust_remote_code: TrustModel = False,
 ) -> int:
     """Write the model of a run into a folder for `from_pretrained`: safetensors, and the tokenizer of its text.
 
     OUT is complete or absent.
     """
-    from canonlm.core.errors import expected, unknown
-
     if out.exists():
         raise expected("OUT", "a folder that does not exist yet", str(out))
     if dtype not in DTYPES:
@@ -44,23 +52,16 @@ def export(
 
     load_torch()
     with doing("loading the model"):
-        import torch
-        from transformers.utils.logging import disable_progress_bar
-
-        from canonlm.canonize.canonized_model import CanonizedModel
-        from canonlm.core.files import write_folder, write_manifest
-        from canonlm.suites.load_model import as_in_training, open_tokenizer, tokenizer_of_run
-        from canonlm.train.checkpoint import load_model
-
-        disable_progress_bar()
-        file, tokenizer = tokenizer_of_run(run), None
-        model = load_model(run, step, trust_remote_code=trust_remote_code).module.to(getattr(torch, DTYPES[dtype]))
-    if self_contained and not (model.config.model_type == "canonlm" or isinstance(model, CanonizedModel)):
-        kind = model.config.model_type
+        logging.disable_progress_bar()
+        file, tokenizer = load_model.tokenizer_of_run(run), None
+        loaded = checkpoint.load_model(run, step, trust_remote_code=trust_remote_code)
+        model = loaded.module.to(getattr(torch, DTYPES[dtype]))
+    kind = model.config.model_type
+    if self_contained and kind != "canonlm" and not isinstance(model, canonized_model.CanonizedModel):
         raise ValueError(f"--self-contained only works with our decoder and with Canon layers, not with a plain {kind}")
     if file is not None:
         ids = model.config.bos_token_id, model.config.eos_token_id
-        tokenizer = as_in_training(open_tokenizer(file), *ids)
+        tokenizer = load_model.as_in_training(load_model.open_tokenizer(file), *ids)
 
     def fill(folder: Path) -> None:
         model.save_pretrained(folder, **({"self_contained": True} if self_contained else {}))

@@ -3,18 +3,25 @@
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from canonlm.cli.options import DEVICE, DTYPE, MODEL, STEP, TOKENIZER, TRUST, VARIANT, opened
+from canonlm.cli.lazy import on_use
+from canonlm.cli.options import Device, Dtype, Model, Step, Tokenizer, TrustModel, Variant, opened
+from canonlm.cli.progress_bars import Count
 from canonlm.cli.status import load_torch
+from canonlm.core.errors import expected, writing
+from canonlm.core.files import make_folder, write_text
+from canonlm.core.untrusted import parse_json
 from canonlm.core.user_folders import expanded
+from canonlm.suites.reading import text_of
 
-if TYPE_CHECKING:
-    from canonlm.suites.generation import Writer
-    from canonlm.suites.load_model import Subject
-    from canonlm.suites.task_words import TaskWords
+with on_use():
+    from canonlm.models import build
+    from canonlm.suites import generation, load_model, task_words
+    from canonlm.suites import sampling as drawing
+    from canonlm.train import load_config
 
 PROMPT = typer.Argument(
     help="The text to continue. For a run of `canonlm play`: the task's own words, as `canonlm data show` prints "
@@ -50,7 +57,7 @@ DEFAULT_TOKENS = 128  # of an answer, without --max-tokens
 
 
 def generate(
-    model: Annotated[str, MODEL],
+    model: Model,
     prompt: Annotated[str | None, PROMPT] = None,
     max_tokens: Annotated[int | None, MAX_TOKENS] = None,
     temperature: Annotated[float, TEMPERATURE] = 0.0,
@@ -62,12 +69,12 @@ def generate(
     prompts: Annotated[Path | None, PROMPTS] = None,
     out: Annotated[Path | None, OUT] = None,
     batch_size: Annotated[int | None, BATCH_SIZE] = None,
-    step: Annotated[int | None, STEP] = None,
-    variant: Annotated[str | None, VARIANT] = None,
-    tokenizer: Annotated[str | None, TOKENIZER] = None,
-    dtype: Annotated[str | None, DTYPE] = None,
-    device: Annotated[str, DEVICE] = "auto",
-    trust_remote_code: Annotated[bool, TRUST] = False,
+    step: Step = None,
+    variant: Variant = None,
+    tokenizer: Tokenizer = None,
+    dtype: Dtype = None,
+    device: Device = "auto",
+    trust_remote_code: TrustModel = False,
 ) -> int:
     """Let a model continue a text: word by word on the terminal, or for a whole file of prompts.
 
@@ -75,8 +82,6 @@ def generate(
     temperature it always writes the likeliest token. `--prompts FILE --out ANSWERS.jsonl` answers every line of a
     file, in batches.
     """
-    from canonlm.core.errors import expected
-
     if prompt is None and prompts is None:
         raise ValueError("PROMPT is missing: a text (or --prompts with a file of them)")
     if prompt is not None and prompts is not None:
@@ -94,21 +99,17 @@ def generate(
     rows = [] if prompts is None else _read(prompts)
 
     load_torch()
-    from canonlm.models.build import wrap
-    from canonlm.suites.generation import Writer
-    from canonlm.suites.sampling import Sampling
-
-    sampling = Sampling(temperature, top_k, top_p, seed) if temperature > 0 else None
+    sampling = drawing.Sampling(temperature, top_k, top_p, seed) if temperature > 0 else None
     subject = opened(
         model, step=step, variant=variant, tokenizer=tokenizer, dtype=dtype, device=device,
         trust_remote_code=trust_remote_code,
     )  # fmt: skip
     words = subject.tokenizer or _words_of_task(model, subject)
     begin = _adds_bos(words) if bos is None else bos
-    writer = Writer(subject.model, words, batch_size=batch_size, bos=begin, sampling=sampling)
+    writer = generation.Writer(subject.model, words, batch_size=batch_size, bos=begin, sampling=sampling)
     if prompt is not None:
         limit = max_tokens or DEFAULT_TOKENS
-        if max_tokens is None and (context := wrap(subject.model).context_length) is not None:
+        if max_tokens is None and (context := build.wrap(subject.model).context_length) is not None:
             limit = max(1, min(limit, context - begin - writer.tokens(prompt)))
         writer.check([prompt], limit, "the prompt")  # before anything is printed
         print(prompt, end="", flush=True)
@@ -127,13 +128,11 @@ def _shown(text: str) -> str:
     return "".join(letter if letter.isprintable() or letter in "\n\t" else "\ufffd" for letter in text)
 
 
-def _answer(writer: "Writer", rows: list[dict[str, Any]], max_tokens: int, stop: list[str], out: Path) -> None:
+def _answer(
+    writer: "generation.Writer", rows: list[dict[str, Any]], max_tokens: int, stop: list[str], out: Path
+) -> None:
     """Answer all prompts, in order, into a file that is complete or absent. FloatingPointError: the model's logits are
     not finite for any of them."""
-    from canonlm.cli.progress_bars import Count
-    from canonlm.core.errors import writing
-    from canonlm.core.files import make_folder, write_text
-
     with writing("--out", out, "file"):
         make_folder(out.parent)
     texts: dict[int, str] = {}
@@ -154,10 +153,6 @@ def _answer(writer: "Writer", rows: list[dict[str, Any]], max_tokens: int, stop:
 
 def _read(file: Path) -> list[dict[str, Any]]:
     """Read the prompts of a file, one row per prompt; other keys of a JSON row are copied to the answer's row."""
-    from canonlm.core.errors import expected
-    from canonlm.core.untrusted import parse_json
-    from canonlm.suites.reading import text_of
-
     lines = text_of(file, "--prompts", "a text file that can be read").split("\n")
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(lines, 1):
@@ -177,15 +172,12 @@ def _read(file: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _words_of_task(model: str, subject: "Subject") -> "TaskWords | None":
+def _words_of_task(model: str, subject: "load_model.Subject") -> "task_words.TaskWords | None":
     """The words of the task that a run of `canonlm play` reads and writes, in place of a tokenizer."""
-    from canonlm.suites.task_words import TaskWords
-    from canonlm.train.load_config import load
-
     if subject.about["kind"] != "run":
         return None
-    task = load(expanded(model) / "config.yaml", trust=subject.trusted).built_task
-    return None if task is None else TaskWords(task)
+    task = load_config.load(expanded(model) / "config.yaml", trust=subject.trusted).built_task
+    return None if task is None else task_words.TaskWords(task)
 
 
 def _adds_bos(tokenizer: Any) -> bool:

@@ -4,8 +4,14 @@ from typing import Annotated
 
 import typer
 
+from canonlm.cli.lazy import on_use
 from canonlm.cli.status import load_torch
+from canonlm.suites.harness import TASKS, require
 
+with on_use():
+    from canonlm.suites.harness import command
+
+CONTEXT_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": ["--help"]}
 TASKS_FOLDER = typer.Option(
     "--tasks-folder", help="Print the folder of our groups and tasks, for the harness's own `--include_path`."
 )
@@ -20,16 +26,10 @@ def lm_eval(context: typer.Context, tasks_folder: Annotated[bool, TASKS_FOLDER] 
     texts with a BOS token. All other arguments are the harness's: `canonlm lm-eval run -h` explains them, `canonlm
     lm-eval ls groups` lists groups of tasks; `--model hf` and the rest of its models work, too.
     """
-    from canonlm.suites.harness import TASKS, require
-
     if tasks_folder:
         print(TASKS)
         return 0
     require()
     load_torch()
-
-    import canonlm.suites.harness.lm  # noqa: F401  # registers our models with the harness
-    from canonlm.suites.harness.command import run
-
-    run(context.args)
+    command.run(context.args)
     return 0

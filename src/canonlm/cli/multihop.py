@@ -5,6 +5,13 @@ from typing import Annotated
 
 import typer
 
+from canonlm.cli.lazy import on_use
+from canonlm.cli.progress_bars import Count
+
+with on_use():
+    from canonlm.suites import multihop as suite
+    from canonlm.train import load_config
+
 OUT = typer.Argument(help="The file to write, such as hops.jsonl.", show_default=False, metavar="OUT")
 SETTINGS = typer.Argument(
     help="Settings of the suite, such as k=2 people=3 background=200.", show_default=False, metavar="KEY=VALUE"
@@ -26,16 +33,12 @@ def multihop(
     The questions are of the same kind as those of the evaluation suite multihop, from another split. Without a
     tokenizer, `background` counts words.
     """
-    from canonlm.cli.progress_bars import Count
-    from canonlm.suites.multihop import MultiHop, MultiHopSettings, write_texts
-    from canonlm.train.load_config import override
-
     given: dict = {}
-    for key in override(given, settings or []):
+    for key in load_config.override(given, settings or []):
         if key in ("n", "seed"):
             raise ValueError(f"{key} is an option of this command: --{key} {given[key]}")
-    questions = MultiHop(MultiHopSettings(**given, n=n, seed=seed), lambda text: len(text.split()), split)
+    questions = suite.MultiHop(suite.MultiHopSettings(**given, n=n, seed=seed), lambda text: len(text.split()), split)
     with Count(n, "written") as count:
-        write_texts(questions, out, lambda done: count("written", done))
+        suite.write_texts(questions, out, lambda done: count("written", done))
     print(f"{out}: {n:,} texts of {questions.name}, split {split}, seed {seed}")
     return 0

@@ -6,6 +6,9 @@ from typing import Annotated, NamedTuple
 
 import typer
 
+from canonlm.core.errors import expected, unknown, writing
+from canonlm.core.files import create
+
 TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -39,9 +42,6 @@ def new(kind: Annotated[str, KIND], file: Annotated[Path, FILE]) -> int:
 
     It runs as it is; the commands for that are printed.
     """
-    from canonlm.core.errors import expected, unknown, writing
-    from canonlm.core.files import create
-
     if kind not in KINDS:
         raise unknown("kind", kind, KINDS)
     template = KINDS[kind]

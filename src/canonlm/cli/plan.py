@@ -2,16 +2,23 @@
 
 import copy
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from canonlm.cli import completion
-from canonlm.cli.options import TRUST_RECIPE
+from canonlm.cli.lazy import on_use
+from canonlm.cli.options import TrustRecipe
 from canonlm.cli.status import doing, load_torch, say
+from canonlm.core import user_code
+from canonlm.core.errors import closest, shown
 
-if TYPE_CHECKING:
-    from canonlm.train.config import RunConfig
+with on_use():
+    from canonlm import tasks
+    from canonlm.launch import plan as planning
+    from canonlm.launch import recipes
+    from canonlm.models import names
+    from canonlm.train import build, config, load_config
 
 OVERRIDES = typer.Argument(help="Settings to change, such as parallel.tp=2.", show_default=False, metavar="KEY=VALUE")
 WHAT = typer.Argument(
@@ -37,7 +44,7 @@ def plan(
     preset: Annotated[str, PRESET] = "tiny",
     difficulty: Annotated[str | None, DIFFICULTY] = None,
     arch: Annotated[str, ARCH] = "llama,llama+canon",
-    trust: Annotated[bool, TRUST_RECIPE] = False,
+    trust: TrustRecipe = False,
 ) -> None:
     """Predict a run's tokens, FLOPs, memory per GPU, largest micro-batch and time.
 
@@ -45,9 +52,6 @@ def plan(
     cannot be divided over the GPUs, is an error. For a task: a run of each architecture, and all runs of
     `canonlm play`.
     """
-    from canonlm import tasks
-    from canonlm.core import user_code
-
     if what in tasks.names() or user_code.is_reference(what):
         _plan_task(what, overrides or [], 1 if gpus is None else gpus, gpu, mfu, preset, difficulty, arch)
     else:
@@ -57,59 +61,43 @@ def plan(
 def _plan_task(
     task: str, overrides: list[str], gpus: int, gpu: str, mfu: float, preset: str, difficulty: str | None, archs: str
 ) -> None:
-    from canonlm.launch.recipes import load_preset
-    from canonlm.models.names import split_names
-    from canonlm.train.config import resolve
-    from canonlm.train.load_config import merge, override
-
-    chosen = load_preset(task, preset, difficulty)
+    chosen = recipes.load_preset(task, preset, difficulty)
     raw = copy.deepcopy(chosen.run)
-    override(raw, overrides)
-    runs = [resolve(merge(raw, {"arch": name})) for name in split_names(archs)]
+    load_config.override(raw, overrides)
+    runs = [config.resolve(load_config.merge(raw, {"arch": name})) for name in names.split_names(archs)]
     load_torch()
-    from canonlm.launch.plan import DAY, HOUR, cost
-
     for run in runs:
         _show(f"{run.arch} on {chosen.difficulty or chosen.task}, {preset}", run, gpus, gpu, mfu)
     repeats = len(chosen.lrs) * chosen.seeds
-    total = cost([run for run in runs for _ in range(repeats)], gpu, mfu)
+    total = planning.cost([run for run in runs for _ in range(repeats)], gpu, mfu)
     rates = f"{len(chosen.lrs)} learning rates x {chosen.seeds} seeds"
     say(f"all {total.runs} runs, {rates} for each architecture")
     say(f"  {'tokens':<15} {total.tokens:,}")
     say(f"  {'FLOPs':<15} {total.flops:.3e}")
-    say(f"  {'time':<15} {_duration(total.hours * HOUR / DAY / gpus)}")
+    say(f"  {'time':<15} {_duration(total.hours * planning.HOUR / planning.DAY / gpus)}")
 
 
 def _plan_recipe(recipe: str, overrides: list[str], gpus: int, gpu: str, mfu: float, trust: bool) -> None:
-    from canonlm.core.errors import closest, shown
-    from canonlm.launch.recipes import find
-    from canonlm.tasks import names
-    from canonlm.train.load_config import load
-
     try:
-        path = find(recipe)
+        path = recipes.find(recipe)
     except ValueError as error:
-        if task := closest(recipe, names()):
+        if task := closest(recipe, tasks.names()):
             raise ValueError(f"{error} Or did you mean the task {shown(task[0])}?") from None
         raise
-    load(path, overrides, trust=trust)  # a mistake in the file is reported before torch is loaded
+    load_config.load(path, overrides, trust=trust)  # a mistake in the file is reported before torch is loaded
     load_torch()
-    from canonlm.launch.plan import with_vocabulary
-    from canonlm.train.build import build_model
 
-    def check(run: "RunConfig") -> None:
-        build_model(with_vocabulary(run), "meta")
+    def check(run: "config.RunConfig") -> None:
+        build.build_model(planning.with_vocabulary(run), "meta")
 
     with doing("reading the text and building the model"):
-        run = with_vocabulary(load(path, overrides, check, trust=trust))
+        run = planning.with_vocabulary(load_config.load(path, overrides, check, trust=trust))
     _show(path.stem, run, gpus, gpu, mfu)
 
 
-def _show(name: str, run: "RunConfig", gpus: int, gpu: str, mfu: float) -> None:
-    from canonlm.launch.plan import make_plan, readable
-
+def _show(name: str, run: "config.RunConfig", gpus: int, gpu: str, mfu: float) -> None:
     with doing("estimating memory and FLOPs"):
-        planned = make_plan(run, gpus, gpu, mfu)
+        planned = planning.make_plan(run, gpus, gpu, mfu)
     train, parallel = run.train, run.parallel
     layout = [f"weights and optimizer over {planned.shards}"]
     layout += [f"in {parallel.dp_replicate} copies"] * (parallel.dp_replicate > 1)
@@ -123,8 +111,8 @@ def _show(name: str, run: "RunConfig", gpus: int, gpu: str, mfu: float) -> None:
         "FLOPs": f"{planned.flops:.3e}  ({planned.flops_per_token:.3e} per token, forward and backward)",
         "layout": ", ".join(layout),
         "windows": f"{planned.windows:,} per GPU, {planned.micro_batch:,} at a time" + times,
-        "memory": f"{readable(planned.memory.total)} of {readable(planned.usable)} per GPU",
-        **{f"  {part}": readable(size) for part, size in asdict(planned.memory).items()},
+        "memory": f"{planning.readable(planned.memory.total)} of {planning.readable(planned.usable)} per GPU",
+        **{f"  {part}": planning.readable(size) for part, size in asdict(planned.memory).items()},
         "time": f"{_duration(planned.days)} at {mfu:.0%} of {planned.peak / 1e12:,.0f} TFLOP/s",
     }
     say(f"{name} on {gpus:,} x {gpu}")

@@ -3,15 +3,22 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from canonlm.cli import completion
+from canonlm.cli.lazy import on_use
+from canonlm.cli.options import Match
 from canonlm.cli.status import doing, keep_going, load_torch, say
+from canonlm.core.errors import expected
 
-if TYPE_CHECKING:
-    from canonlm.launch.grid import PlannedRun
+with on_use():
+    from canonlm.cli import live_page, report
+    from canonlm.cli import progress as grid_view
+    from canonlm.launch import birth_years, recipes
+    from canonlm.launch import grid as grids
+    from canonlm.models import names
 
 TASK = typer.Argument(
     help="A task; `canonlm tasks` lists them. FILE.py:NAME: one of yours. text: prepared text, with data=FOLDER.",
@@ -31,10 +38,6 @@ ARCH = typer.Option(
     help="Architectures, separated by commas; `canonlm archs` lists them.", autocompletion=completion.architectures
 )
 LR = typer.Option(help="Learning rates, separated by commas. Default: the preset's.", show_default=False)
-MATCH = typer.Option(
-    help="parameters: resize each MLP until all architectures have as many parameters as the first, within 1 %.",
-    show_default=False,
-)
 SEEDS = typer.Option(help="Seeds 0 … N-1 for every learning rate. Default: the preset's.", show_default=False)
 OUT = typer.Option(help="Folder for runs and report. Default: runs/TASK-PRESET.", show_default=False)
 JOBS = typer.Option(
@@ -50,7 +53,7 @@ def play(
     arch: Annotated[str, ARCH] = "llama,llama+canon",
     lr: Annotated[str | None, LR] = None,
     seeds: Annotated[int | None, SEEDS] = None,
-    match: Annotated[str | None, MATCH] = None,
+    match: Match = None,
     out: Annotated[Path | None, OUT] = None,
     jobs: Annotated[int | None, JOBS] = None,
 ) -> int:
@@ -61,34 +64,21 @@ def play(
     Ends with a table and `report.html`, a page that exists from the start and follows the runs. Ctrl-C saves every
     run; the same command continues where it stopped and repeats nothing that is finished.
     """
-    from canonlm.core.errors import expected
-    from canonlm.launch.recipes import load_preset
-
     keep_going()
-    chosen, rates = load_preset(task, preset, difficulty), _rates(lr)  # mistakes are reported at once
+    chosen, rates = recipes.load_preset(task, preset, difficulty), _rates(lr)  # mistakes are reported at once
     for option, number in (("--jobs", jobs), ("--seeds", seeds)):
         if number is not None and number < 1:
             raise expected(option, "an integer >= 1", number)
     folder = out or Path("runs") / f"{chosen.difficulty or chosen.task}-{preset}"
     load_torch()
-    from canonlm.launch.grid import plan, write_plan
-    from canonlm.models.names import split_names
-
-    archs = split_names(arch)
+    archs = names.split_names(arch)
     with doing("checking the models (the first time, the task is compiled)"):
-        runs = plan(
-            chosen, folder, archs=archs, lrs=rates, seeds=seeds, overrides=overrides or [],
-            match=match,
-        )  # fmt: skip
-    write_plan(runs, chosen, folder, shlex.join(["canonlm", *sys.argv[1:]]))
+        runs = grids.plan(chosen, folder, archs=archs, lrs=rates, seeds=seeds, overrides=overrides or [], match=match)
+    grids.write_plan(runs, chosen, folder, shlex.join(["canonlm", *sys.argv[1:]]))
 
-    from canonlm.cli.live_page import LivePage
-    from canonlm.cli.progress import follow
-    from canonlm.cli.report import show
-
-    page = LivePage(folder)
+    page = live_page.LivePage(folder)
     try:
-        grid = follow(runs, jobs, page)
+        grid = grid_view.follow(runs, jobs, page)
         for progress in grid:
             if progress.state == "finished" and progress.run.task is None:
                 _ask_birth_years(progress.run)
@@ -96,25 +86,21 @@ def play(
         page.write(live=False)
         say(f"\ncanonlm: interrupted; every run is saved in {folder}. The same command continues.", file=sys.stderr)
         return 130
-    show(folder)
+    report.show(folder)
     failed = [progress for progress in grid if progress.state == "failed"]
     for progress in failed:
         say(f"canonlm: {progress.run.name} failed: {progress.message}", file=sys.stderr)
     return 1 if failed else 0
 
 
-def _ask_birth_years(run: "PlannedRun") -> None:
-    from canonlm.launch.birth_years import ask
-
+def _ask_birth_years(run: "grids.PlannedRun") -> None:
     try:
-        ask(run.folder, run.config)
+        birth_years.ask(run.folder, run.config)
     except ValueError as error:  # windows too short for a question; the losses are still reported
         say(f"canonlm: {run.name}: no birth-year questions: {error}", file=sys.stderr)
 
 
 def _rates(text: str | None) -> list[float] | None:
-    from canonlm.core.errors import expected
-
     if text is None:
         return None
     try:

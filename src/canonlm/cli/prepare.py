@@ -2,16 +2,21 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from canonlm.cli.lazy import on_use
+from canonlm.cli.options import NewFolder
+from canonlm.cli.progress_bars import Reading
 from canonlm.cli.status import keep_going, say
+from canonlm.core.errors import expected
+from canonlm.data.index import Index
+from canonlm.data.index import check as compare
 
-if TYPE_CHECKING:
-    from canonlm.data.index import Index
+with on_use():
+    from canonlm.data import prepare as preparation
 
-OUT = typer.Argument(help="The folder to write.", show_default=False, metavar="OUT")
 FOLDER = typer.Argument(help="A folder that `canonlm data prepare` wrote.", show_default=False, metavar="FOLDER")
 OPTIONS = typer.Argument(
     help="Options of the executor, such as partition=cpu time=4:00:00.", show_default=False, metavar="KEY=VALUE"
@@ -40,7 +45,7 @@ EXECUTOR = typer.Option(help="local, slurm or ray.")
 
 
 def prepare(
-    out: Annotated[Path, OUT],
+    out: NewFolder,
     inputs: Annotated[list[str], INPUT],
     tokenizer: Annotated[str, TOKENIZER],
     options: Annotated[list[str] | None, OPTIONS] = None,
@@ -61,10 +66,6 @@ def prepare(
     Bad lines are counted and listed in OUT/bad-lines.jsonl, never dropped silently. If it was stopped, the same command
     continues.
     """
-    from canonlm.cli.progress_bars import Reading
-    from canonlm.core.errors import expected
-    from canonlm.data.prepare import prepare as write
-
     given = dict(option.partition("=")[::2] for option in options or [])
     for option in options or []:
         if "=" not in option:
@@ -72,7 +73,7 @@ def prepare(
     keep_going()
     try:
         with Reading() as bar:
-            index = write(
+            index = preparation.prepare(
                 out, inputs, tokenizer=tokenizer, text_key=text_key, glob=glob, exclude=exclude or (), bos=bos, eos=eos,
                 validation=validation, seed=seed, tasks=tasks, workers=workers, max_bad=max_bad, executor=executor,
                 options=given, on_progress=bar,
@@ -89,14 +90,12 @@ def prepare(
 
 def check(folder: Annotated[Path, FOLDER]) -> int:
     """Read all shards of a folder again and compare their sha256 with the index."""
-    from canonlm.data.index import check as compare
-
     _print_index(folder, compare(folder))
     say("every file is as it was written")
     return 0
 
 
-def _print_index(folder: Path, index: "Index") -> None:
+def _print_index(folder: Path, index: Index) -> None:
     for split, shards in index.splits.items():
         documents, tokens, size = (
             sum(getattr(shard, key) for shard in shards) for key in ("documents", "tokens", "bytes")

@@ -5,9 +5,19 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
-from canonlm.cli.options import TRUST
+from canonlm.cli.lazy import on_use
+from canonlm.cli.options import TrustModel
 from canonlm.cli.status import doing, load_torch
+from canonlm.core.errors import expected, writing
+from canonlm.core.files import write_json
+
+with on_use():
+    from canonlm import tasks
+    from canonlm.suites import probe as probing
+    from canonlm.train import build, checkpoint, load_config
 
 RUN = typer.Argument(help="The folder of a Lano run, such as runs/lano-tiny/runs/….", show_default=False, metavar="RUN")
 LAYER = typer.Option(help="0: the embeddings; 1, 2, …: after that block; -1: what the output head reads.")
@@ -20,25 +30,17 @@ def probe(
     layer: Annotated[int, LAYER] = -1,
     fit: Annotated[int, FIT] = 200,
     test: Annotated[int, TEST] = 100,
-    trust_remote_code: Annotated[bool, TRUST] = False,
+    trust_remote_code: TrustModel = False,
 ) -> int:
     """Test whether a model has learned the rules of its grammar: read symbols and boundaries off its hidden states.
 
     For every level of the grammar, one linear classifier predicts from a token's hidden state which symbol the token
     belongs to, and another whether that symbol ends with it. Prints a table and writes RUN/probe.json.
     """
-    from rich.console import Console
-    from rich.table import Table
-
-    from canonlm.core.errors import expected, writing
-    from canonlm.core.files import write_json
-    from canonlm.tasks import Lano
-    from canonlm.train.load_config import load
-
     if not (run / "config.yaml").is_file():
         raise expected("RUN", "a run folder (with a config.yaml)", str(run))
-    config = load(run / "config.yaml", trust=trust_remote_code)
-    if not isinstance(task := config.built_task, Lano):
+    config = load_config.load(run / "config.yaml", trust=trust_remote_code)
+    if not isinstance(task := config.built_task, tasks.Lano):
         raise expected("RUN", "a run of lano, the task whose sentences have a parse tree", task and task.name)
     if not any((run / "checkpoints").glob("step-*")):
         raise expected("RUN", "a run that has saved a checkpoint", str(run))
@@ -47,14 +49,10 @@ def probe(
         raise expected("--layer", f"0 to {layers}, or -1 for the last", layer)
 
     load_torch()
-    from canonlm.suites.probe import probe as fit_and_score
-    from canonlm.train.build import pick_device
-    from canonlm.train.checkpoint import load_model
-
-    model = load_model(run, trust_remote_code=trust_remote_code).module
-    model.to(pick_device("auto"))  # type: ignore[arg-type]  # the library's wrapper confuses the checker
+    model = checkpoint.load_model(run, trust_remote_code=trust_remote_code).module
+    model.to(build.pick_device("auto"))  # type: ignore[arg-type]  # the library's wrapper confuses the checker
     with doing("fitting classifiers"):
-        levels = fit_and_score(model, task, layer=layer, seed=config.train.seed, fit=fit, test=test)
+        levels = probing.probe(model, task, layer=layer, seed=config.train.seed, fit=fit, test=test)
     with writing("RUN", run):
         write_json(
             run / "probe.json", {"layer": layer, "fit": fit, "test": test, "levels": [asdict(x) for x in levels]}

@@ -5,18 +5,26 @@ import shlex
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from canonlm.cli import completion
+from canonlm.cli.lazy import on_use
+from canonlm.cli.options import Jobs, Match
 from canonlm.cli.status import doing, keep_going, load_torch, say
+from canonlm.core.errors import expected, writing
+from canonlm.core.files import make_folder, write_text
 
-if TYPE_CHECKING:
-    from canonlm.experiments.outcomes import Outcome
-    from canonlm.experiments.profile_results import Profile, Speed
-    from canonlm.experiments.schema import Experiment
-    from canonlm.launch.queue import Event
+with on_use():
+    from canonlm.experiments import ledger, outcomes, pace, profile_results, replicate, schema
+    from canonlm.experiments import profile as profiles
+    from canonlm.launch import queue
+    from canonlm.models import names as arch_names
+    from canonlm.report import profile as profile_text
+    from canonlm.report import profile_page
 
 ARCHS = typer.Argument(
     help="Architectures, separated by commas; the others are compared with the first. `canonlm archs` lists them; "
@@ -36,12 +44,7 @@ SEEDS = typer.Option(
 QUICK = typer.Option(
     "--quick", help="One learning rate, one seed, a third of the training: takes minutes, proves nothing."
 )
-MATCH = typer.Option(
-    help="parameters: resize each MLP until all architectures have as many parameters as the first, within 1 %.",
-    show_default=False,
-)
 OUT = typer.Option(help="Folder for runs and page. In the folder of `canonlm replicate`, runs are shared.")
-JOBS = typer.Option(help="How many runs at a time.")
 DRY_RUN = typer.Option("--dry-run", help="Only show what would be trained and how long that takes on this machine.")
 
 
@@ -50,9 +53,9 @@ def profile(
     tasks: Annotated[str | None, TASKS] = None,
     seeds: Annotated[int | None, SEEDS] = None,
     quick: Annotated[bool, QUICK] = False,
-    match: Annotated[str | None, MATCH] = None,
+    match: Match = None,
     out: Annotated[Path, OUT] = Path("runs/profile"),
-    jobs: Annotated[int, JOBS] = 2,
+    jobs: Jobs = 2,
     dry_run: Annotated[bool, DRY_RUN] = False,
 ) -> int:
     """Is my architecture better, at what, and how sure is that? Trains small models on six tasks and writes one page.
@@ -61,8 +64,6 @@ def profile(
     split; fresh seeds are judged on the test split. The page is OUT/profile.html. Ctrl-C saves every run; the same
     command continues where it stopped.
     """
-    from canonlm.core.errors import expected
-
     for text in archs:
         if re.match(r"[a-z]\w*(\.\w+)+=", text):
             raise ValueError(f'canonlm profile takes no settings, got "{text}"; `canonlm play` does')
@@ -70,12 +71,8 @@ def profile(
         raise expected("--jobs", "an integer >= 1", jobs)
     keep_going()
     load_torch()
-    from canonlm.experiments import profile as profiles
-    from canonlm.experiments.replicate import replicate
-    from canonlm.models.names import split_names
-
     requested = [part.strip() for part in tasks.split(",")] if tasks else []
-    names = split_names(",".join(archs))
+    names = arch_names.split_names(",".join(archs))
     experiment = profiles.profile(names, requested, seeds=seeds, quick=quick, match=match)
     following = _Following(experiment, out, jobs)
     with doing("timing a few steps of each model"):
@@ -85,15 +82,14 @@ def profile(
         return 0
     say(left, flush=True)
     try:
-        following.outcomes |= replicate([experiment], profiles.SCALE, out, jobs=jobs, on_event=following)
+        following.outcomes |= replicate.replicate([experiment], profiles.SCALE, out, jobs=jobs, on_event=following)
     except KeyboardInterrupt as stop:
         following.write()
         say(f"canonlm: interrupted; {stop}", file=sys.stderr)
         return 130
-    from canonlm.report.profile import headlines, verdicts
 
     shown = following.write()
-    say("\n".join([*headlines(shown), *verdicts(shown)]))
+    say("\n".join([*profile_text.headlines(shown), *profile_text.verdicts(shown)]))
     say(f"wrote {following.page}")
     failed = sorted(run for run, outcome in following.outcomes.items() if outcome is None)
     for run in failed:
@@ -104,27 +100,21 @@ def profile(
 class _Following:
     """Follows the runs of a profile: prints each event, and writes the page when a reported run has finished."""
 
-    def __init__(self, experiment: "Experiment", out: Path, jobs: int) -> None:
-        from canonlm.experiments.ledger import outcomes_of
-        from canonlm.experiments.pace import Pace
-        from canonlm.experiments.profile import SCALE
-
+    def __init__(self, experiment: "schema.Experiment", out: Path, jobs: int) -> None:
         self.experiment, self.out, self.page = experiment, out, out / "profile.html"
-        self.pace = Pace(jobs)
-        self.outcomes: dict[str, Outcome | None] = outcomes_of([experiment], SCALE, out)
-        self.speeds: dict[str, Speed] = {}
+        self.pace = pace.Pace(jobs)
+        self.outcomes: dict[str, outcomes.Outcome | None] = ledger.outcomes_of([experiment], profiles.SCALE, out)
+        self.speeds: dict[str, profile_results.Speed] = {}
 
-    def __call__(self, event: "Event") -> None:
-        from canonlm.experiments.ledger import outcomes_of
-        from canonlm.experiments.profile import SCALE
-
+    def __call__(self, event: "queue.Event") -> None:
         run, message = event.run, f": {event.message}" if event.message else ""
         if event.kind == "started":
             self.pace.started(run.name)
         else:
             self.pace.ended(run.name, run.config, event.kind == "finished")
         if event.kind in ("finished", "failed"):
-            self.outcomes = outcomes_of([self.experiment], SCALE, self.out, self.outcomes)  # also other workers' runs
+            # Also the runs of other workers.
+            self.outcomes = ledger.outcomes_of([self.experiment], profiles.SCALE, self.out, self.outcomes)
             self.outcomes.setdefault(run.name, None)
             message += f"  ({self.left()})"
             if run.config.train.eval_split == "test":
@@ -133,36 +123,24 @@ class _Following:
 
     def left(self) -> str:
         """`17 of 72 runs, about 43 min left`"""
-        from canonlm.experiments.profile import runs_of
-
-        runs = runs_of(self.experiment, self.outcomes)
+        runs = profiles.runs_of(self.experiment, self.outcomes)
         done = sum(run.name in self.outcomes for run in runs)
         minutes = self.pace.left(runs, self.outcomes) / 60
         return f"{done} of {len(runs)} runs" + (
             f", about {max(1, round(minutes))} min left" if done < len(runs) else ""
         )
 
-    def write(self) -> "Profile":
-        from canonlm.core.errors import writing
-        from canonlm.core.files import make_folder, write_text
-        from canonlm.experiments.profile_results import profiled, speeds_of
-        from canonlm.report import profile_page
-
+    def write(self) -> "profile_results.Profile":
         finished = [name for name, outcome in self.outcomes.items() if outcome and name not in self.speeds]
-        self.speeds |= speeds_of(self.out, finished)
-        shown = profiled(self.experiment, self.outcomes, self.speeds)
+        self.speeds |= profile_results.speeds_of(self.out, finished)
+        shown = profile_results.profiled(self.experiment, self.outcomes, self.speeds)
         with writing("--out", self.out):
             make_folder(self.out)
             write_text(self.page, profile_page.html(shown, shlex.join(["canonlm", *sys.argv[1:]])))
         return shown
 
     def show_plan(self) -> None:
-        from rich.console import Console
-        from rich.table import Table
-
-        from canonlm.experiments.profile import runs_of
-
-        runs = runs_of(self.experiment, self.outcomes)
+        runs = profiles.runs_of(self.experiment, self.outcomes)
         named = [((str((run.config.task or {})["name"]), run.config.arch), run.config) for run in runs]
         models, counts = dict(named), Counter(key for key, _ in named)
         table = Table("task", "architecture", "runs", "steps", "minutes a run", box=None, padding=(0, 2, 0, 0))

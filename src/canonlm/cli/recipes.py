@@ -1,39 +1,36 @@
 """`canonlm recipes`: list, show and compare the recipes that come with the package."""
 
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.console import Console
 from rich.table import Table
 
-from canonlm.cli.options import OVERRIDES, RECIPE
+from canonlm.cli.lazy import on_use
+from canonlm.cli.options import Overrides, Recipe
 from canonlm.cli.status import doing, load_torch, say
+from canonlm.experiments.tidy import short_size
 
-app = typer.Typer(help="The recipes that come with the package.", no_args_is_help=True)
+with on_use():
+    from canonlm.launch import recipes
+    from canonlm.train import build, config, load_config
 
 
-@app.command("list")
 def list_() -> None:
     """List all recipes with their architectures and sizes."""
     load_torch()
-    from canonlm.experiments.tidy import short_size
-    from canonlm.launch.recipes import recipes
-    from canonlm.train.build import build_model
-    from canonlm.train.load_config import load
-
     columns = ("recipe", "architecture", "parameters", "tokens", "context", "batch", "lr")
     table = Table(*columns, box=None, padding=(0, 2, 0, 0))
     for column in table.columns[2:]:
         column.justify = "right"
     parameters: dict[str, str] = {}
     with doing("counting parameters"):
-        runs = {name: load(path) for name, path in recipes().items()}
+        runs = {name: load_config.load(path) for name, path in recipes.recipes().items()}
         for run in runs.values():
             model = f"{run.arch} {run.model}"
             if run.model.vocab_size is None:
                 parameters[model] = "by its data"  # its tokenizer sets the size of the vocabulary
             elif model not in parameters:
-                parameters[model] = short_size(build_model(run, "meta").num_parameters) or "0"
+                parameters[model] = short_size(build.build_model(run, "meta").num_parameters) or "0"
     for name, run in runs.items():
         model, windows, seq_len = f"{run.arch} {run.model}", run.train.batch_size, run.data.seq_len
         tokens = short_size(run.train.steps * windows * seq_len)
@@ -43,23 +40,14 @@ def list_() -> None:
     (console if console.is_terminal else Console(width=160)).print(table, highlight=False)
 
 
-@app.command()
-def show(recipe: Annotated[str, RECIPE], overrides: Annotated[list[str] | None, OVERRIDES] = None) -> None:
+def show(recipe: Recipe, overrides: Overrides = None) -> None:
     """Print the whole configuration of a recipe, as YAML that `canonlm train` takes."""
-    from canonlm.launch.recipes import find
-    from canonlm.train.load_config import load
-
-    say(load(find(recipe), overrides or []).to_yaml(), end="")
+    say(load_config.load(recipes.find(recipe), overrides or []).to_yaml(), end="")
 
 
-@app.command()
-def diff(left: Annotated[str, RECIPE], right: Annotated[str, RECIPE]) -> None:
+def diff(left: Recipe, right: Recipe) -> None:
     """Print the settings in which two recipes differ."""
-    from canonlm.launch.recipes import find
-    from canonlm.train.config import differences
-    from canonlm.train.load_config import load
-
-    changed = differences(*(load(find(name)) for name in (left, right)))
+    changed = config.differences(*(load_config.load(recipes.find(name)) for name in (left, right)))
     if not changed:
         say("no difference")
         return

@@ -2,19 +2,24 @@
 
 import functools
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from canonlm.cli import completion
+from canonlm.cli.lazy import on_use
+from canonlm.cli.options import Jobs, SlurmSettings, SlurmWorkers
 from canonlm.cli.status import doing, keep_going, load_torch, say
+from canonlm.cli.work import submit
+from canonlm.core.errors import brief
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from canonlm.experiments.replicate import Estimate
-    from canonlm.experiments.verdicts import Compared, Verdict
+with on_use():
+    from canonlm.experiments import ledger, schema, verdicts
+    from canonlm.experiments import replicate as replication
 
 NAME = typer.Argument(
     help="fig4, fig5, fig7, fig10, fig12, fig13, fig14, fig24 to fig29, capacity, hops, text; all; or a YAML file of "
@@ -23,16 +28,10 @@ NAME = typer.Argument(
     autocompletion=completion.experiments,
     metavar="EXPERIMENT",
 )
-JOB = typer.Argument(
-    help="With --slurm: the job's settings, such as array=16 gpus=1 time=24:00:00.",
-    show_default=False,
-    metavar="KEY=VALUE",
-)
 SCALE = typer.Option(
     help="micro: two CPU cores. small: one GPU. paper: the paper's own sizes.", autocompletion=completion.scales
 )
 OUT = typer.Option(help="Folder for the runs, which experiments share.")
-JOBS = typer.Option(help="How many runs at a time.")
 DRY_RUN = typer.Option(
     "--dry-run",
     help="Only show what would be trained and what that takes; with --slurm, the job's script.",
@@ -41,7 +40,6 @@ ONLY = typer.Option(
     help="Settings or claims to train, separated by commas, such as depo-micro or C25.", show_default=False
 )
 GPU = typer.Option(help="With --dry-run: the kind of GPU whose hours are shown.")
-SLURM = typer.Option("--slurm", help="Start workers as a SLURM job array instead of one here.")
 SEED_SET = typer.Option(help="Repeat everything with other seeds: 0 is the set of our own runs.")
 TRUST = typer.Option("--trust", help="Run the Python files that somebody else's experiment names.")
 EXPORT = typer.Option(
@@ -52,16 +50,16 @@ EXPORT = typer.Option(
 
 def replicate(
     name: Annotated[str, NAME],
-    job: Annotated[list[str] | None, JOB] = None,
+    job: SlurmSettings = None,
     scale: Annotated[str, SCALE] = "micro",
     out: Annotated[Path, OUT] = Path("runs/replicate"),
-    jobs: Annotated[int, JOBS] = 2,
+    jobs: Jobs = 2,
     dry_run: Annotated[bool, DRY_RUN] = False,
     only: Annotated[str | None, ONLY] = None,
     seed_set: Annotated[int, SEED_SET] = 0,
     gpu: Annotated[str, GPU] = "h100",
     export: Annotated[Path | None, EXPORT] = None,
-    slurm: Annotated[bool, SLURM] = False,
+    slurm: SlurmWorkers = False,
     trust: Annotated[bool, TRUST] = False,
 ) -> int:
     """Train the models of one of the paper's figures again, and judge the claims about it.
@@ -69,20 +67,13 @@ def replicate(
     Learning rates are chosen by tuning seeds on a validation split; verdicts come from fresh seeds. Ctrl-C saves every
     run; the same command continues where it stopped. Several machines may run it in one folder at the same time.
     """
-    from canonlm.core.errors import brief
-
     if job and not slurm:
         raise ValueError(f"{brief(job[0])}: settings of a job only work with --slurm")
     load_torch()
-    from canonlm.experiments import ledger, replicate
-    from canonlm.experiments.schema import names
-
     settings = [part.strip() for part in only.split(",")] if only else []
-    experiments = replicate.chosen(name, scale, settings, seed_set=seed_set, trust=trust)
+    experiments = replication.chosen(name, scale, settings, seed_set=seed_set, trust=trust)
     if slurm:
-        from canonlm.cli.work import submit
-
-        place = name if name == "all" or name in names() else str(Path(name).absolute())
+        place = name if name == "all" or name in schema.names() else str(Path(name).absolute())
         arguments = ["replicate", place, "--scale", scale, "--out", str(out.absolute()), "--jobs", str(jobs)]
         arguments += ["--trust"] if trust else []
         arguments += ["--seed-set", str(seed_set)] if seed_set else []
@@ -91,12 +82,12 @@ def replicate(
     exported = ledger.read(export) if export is not None else {}
     if dry_run:
         with doing("counting runs and FLOPs"):
-            estimates = replicate.estimate(experiments, scale, out, gpu, settings, exported)
+            estimates = replication.estimate(experiments, scale, out, gpu, settings, exported)
         _print_estimates(estimates, scale, gpu)
         return 0
     keep_going()
     try:
-        outcomes = replicate.replicate(
+        outcomes = replication.replicate(
             experiments,
             scale,
             out,
@@ -112,9 +103,9 @@ def replicate(
         if export is not None:
             ledger.export(experiments, scale, out, export)
     by_name = {experiment.name: experiment for experiment in experiments}
-    for verdict in replicate.verdicts(experiments, scale, outcomes):
+    for verdict in replication.verdicts(experiments, scale, outcomes):
         say("\n".join(_lines(verdict)))
-        if other := replicate.of_another_version(by_name[verdict.experiment], scale, out, verdict.runs):
+        if other := replication.of_another_version(by_name[verdict.experiment], scale, out, verdict.runs):
             say(f"     {other} of its runs were trained for another version of the experiment's file")
     failed = sorted(run for run, outcome in outcomes.items() if outcome is None)
     for run in failed:
@@ -122,10 +113,7 @@ def replicate(
     return 1 if failed else 0
 
 
-def _print_estimates(estimates: "Sequence[Estimate]", scale: str, gpu: str) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
+def _print_estimates(estimates: "Sequence[replication.Estimate]", scale: str, gpu: str) -> None:
     on_this_machine, on_the_gpu = "CPU hours here", f"hours of one {gpu}"
     cells = ["cells"] if scale == "paper" else []
     columns = ["runs", *cells, "done", "tokens", "FLOPs", on_this_machine, on_the_gpu]
@@ -144,7 +132,7 @@ def _print_estimates(estimates: "Sequence[Estimate]", scale: str, gpu: str) -> N
     )
 
 
-def _numbers(numbers: "Sequence[float]", scale: str) -> list[str]:
+def _numbers(numbers: Sequence[float], scale: str) -> list[str]:
     runs, cells, done, tokens, flops, hours, gpu_hours = numbers
     counts = [f"{runs:,}", *([f"{cells:,}"] if scale == "paper" else []), f"{done:,}"]
     return [
@@ -155,7 +143,7 @@ def _numbers(numbers: "Sequence[float]", scale: str) -> list[str]:
     ]
 
 
-def _lines(verdict: "Verdict") -> list[str]:
+def _lines(verdict: "verdicts.Verdict") -> list[str]:
     """`C06  supported     llama+canon − llama: +71.2 points [+52.1, +80.3], 5 seeds each (rates 0.001, 0.003)`"""
     done = f" ({verdict.done} of {len(verdict.runs)} runs)" if verdict.done < len(verdict.runs) else ""
     lines = [f"{verdict.claim}  {verdict.state}{done}  {verdict.experiment} at {verdict.scale} scale; "
@@ -164,7 +152,7 @@ def _lines(verdict: "Verdict") -> list[str]:
     return lines + ([f"     {verdict.note}"] if verdict.note else [])
 
 
-def _pair(each: "Compared", verdict: "Verdict") -> str:
+def _pair(each: "verdicts.Compared", verdict: "verdicts.Verdict") -> str:
     pair, result = each.pair, each.result
     names, factor = str(pair).replace(" - ", " − "), each.factor
     if result is None:

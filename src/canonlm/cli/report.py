@@ -4,14 +4,17 @@ import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from canonlm.cli.status import doing, say
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from canonlm.cli.watch import follow
+from canonlm.core.errors import expected, writing
+from canonlm.report import load_play
+from canonlm.report.page import place_of, write_page
+from canonlm.report.table import tables
 
 FOLDERS = typer.Argument(
     help="Runs, folders of runs, play folders, or folders of results of `canonlm eval`.",
@@ -37,27 +40,18 @@ def report(
     Runs from several folders stand side by side; those on one task with the same settings are compared. `--watch`
     shows a live table on a terminal, and a line for every evaluation in a log. Ctrl-C ends it with the report so far.
     """
-    from canonlm.core.errors import expected
-
     if table and out is not None:
         raise ValueError("--out cannot be used with --table, which writes no page")
     if out is not None and not out.parent.is_dir():
         raise expected("--out", "a file in a folder that exists", str(out))
     finished = True
     if watch:
-        from canonlm.cli.watch import follow
-
         finished = follow(folders, _console())
     show(folders, out, page=not table)
     return 0 if finished else 130
 
 
 def show(folders: Path | Sequence[Path], out: Path | None = None, page: bool = True) -> None:
-    from canonlm.core.errors import writing
-    from canonlm.report import load_play
-    from canonlm.report.page import place_of, write_page
-    from canonlm.report.table import tables
-
     with doing("reading the runs"):
         play = load_play(folders)
     place = place_of(folders, out)
@@ -72,9 +66,7 @@ def show(folders: Path | Sequence[Path], out: Path | None = None, page: bool = T
         say(f"report: {place}")
 
 
-def _console() -> "Console":
-    from rich.console import Console
-
+def _console() -> Console:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a run's text may have characters that the terminal lacks
     console = Console()

@@ -4,18 +4,25 @@ import sys
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.console import Console, RenderableType
+from rich.table import Table
 
+from canonlm.cli.lazy import on_use
 from canonlm.cli.options import write_to
 from canonlm.cli.status import say
+from canonlm.core.errors import writing
+from canonlm.experiments.published.benchmarks import DIFFICULTIES
+from canonlm.report import frames, published, results_page, results_payload, tidy
+from canonlm.report import results_tables as tables
+from canonlm.report.sheet import write_frame
+from canonlm.runs.gather import gather
+from canonlm.runs.load import LeftOut
 
-if TYPE_CHECKING:
+with on_use():
     import polars as pl
-    from rich.console import Console, RenderableType
-
-    from canonlm.runs.load import LeftOut
 
 GIVEN = typer.Argument(
     help="Folders of runs, or of results of `canonlm eval`, to put beside the published ones. Filters: arch=GLA5,GDN2, "
@@ -54,10 +61,6 @@ def results(
     models of the release and yours; others with `source=reference`, `source=best` (of the learning rates) or
     `source=paper`. Files have all sources.
     """
-    from canonlm.report import results_tables as tables
-    from canonlm.report import tidy
-    from canonlm.report.sheet import write_frame
-
     folders, filters = _split(given or [])
     if curves and not (csv or json):
         raise ValueError("--curves only works with --csv or --json")
@@ -99,10 +102,6 @@ def _split(given: Iterable[str]) -> tuple[list[Path], list[str]]:
 
 
 def _read(folders: list[Path], curves: bool) -> "tuple[pl.DataFrame, list[LeftOut]]":
-    import polars as pl
-
-    from canonlm.report import frames, published
-
     published_rows = published.curves() if curves else published.everything()
     if not folders:
         return published_rows, []
@@ -112,11 +111,7 @@ def _read(folders: list[Path], curves: bool) -> "tuple[pl.DataFrame, list[LeftOu
     return pl.concat([published_rows, user_rows]), left_out
 
 
-def _page(folders: list[Path], filters: list[str], out: Path) -> "Sequence[LeftOut]":
-    from canonlm.core.errors import writing
-    from canonlm.report import results_page, results_payload
-    from canonlm.runs.gather import gather
-
+def _page(folders: list[Path], filters: list[str], out: Path) -> Sequence[LeftOut]:
     shown = results_payload.beside_the_published(gather(folders), filters)
     with writing("--html", out, "file"):
         say(f"written: {results_page.write_results(shown, out)}")
@@ -125,11 +120,6 @@ def _page(folders: list[Path], filters: list[str], out: Path) -> "Sequence[LeftO
 
 def _show(numbers: "pl.DataFrame", group: str | None, paired: bool, usual: bool) -> None:
     """Print the tables of a group. Without one: of all groups with numbers of the user, or else of the short group."""
-    import polars as pl
-
-    from canonlm.report import results_tables as tables
-    from canonlm.report import tidy
-
     if paired:
         numbers = tidy.paired(numbers)
     user_numbers = numbers.filter(pl.col("source") == "yours")
@@ -156,24 +146,16 @@ def _show(numbers: "pl.DataFrame", group: str | None, paired: bool, usual: bool)
 
 def _default_rows(rows: "pl.DataFrame") -> "pl.DataFrame":
     """The rows of the release's models, the user's, and the paper's for synthetic tasks; all rows if there are none."""
-    import polars as pl
-
-    from canonlm.experiments.published.benchmarks import DIFFICULTIES
-
     kept = rows.filter(pl.col("source").is_in(["published", "yours"]) | pl.col("task").is_in(list(DIFFICULTIES)))
     return kept if len(kept) else rows
 
 
-def _console() -> "Console":
-    from rich.console import Console
-
+def _console() -> Console:
     console = Console(highlight=False)
     return console if console.is_terminal else Console(width=160, highlight=False)
 
 
-def _print(console: "Console", parts: "Iterable[RenderableType]") -> None:
-    from rich.table import Table
-
+def _print(console: Console, parts: Iterable[RenderableType]) -> None:
     part = None
     for part in parts:
         console.print(part)
@@ -183,8 +165,7 @@ def _print(console: "Console", parts: "Iterable[RenderableType]") -> None:
         console.print()
 
 
-def _print_left_out(left_out: "Iterable[LeftOut]") -> None:
+def _print_left_out(left_out: Iterable[LeftOut]) -> None:
     """On standard error, so that --csv - stays a table."""
-
     for entry in left_out:
         say(f"{entry.name}: left out, {entry.reason}", file=sys.stderr)

@@ -2,27 +2,29 @@
 
 import functools
 import sys
+from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from canonlm.cli import main
+from canonlm.cli.cost import show_cost
+from canonlm.cli.lazy import on_use
+from canonlm.cli.options import SlurmSettings, SlurmWorkers
 from canonlm.cli.status import keep_going, say
+from canonlm.core.errors import brief, expected
+from canonlm.runs.find import configured
 
-if TYPE_CHECKING:
-    from canonlm.launch.grid import PlannedRun
-    from canonlm.launch.queue import Row
+with on_use():
+    from canonlm.launch import grid, queue
+    from canonlm.launch import slurm as slurm_jobs
+    from canonlm.train import load_config
 
 FOLDER = typer.Argument(help="A folder of runs, or a play folder.", metavar="DIR", show_default=False)
-SETTINGS = typer.Argument(
-    help="With --slurm: the job's settings, such as array=16 gpus=1 time=24:00:00.",
-    show_default=False,
-    metavar="KEY=VALUE",
-)
 JOBS = typer.Option(help="How many runs at a time, each in its own process; small models share a GPU.")
 STATUS = typer.Option("--status", help="Show how far the runs are, and start nothing.")
 DRY_RUN = typer.Option("--dry-run", help="Show what is left to do and how long that takes, and start nothing.")
-SLURM = typer.Option("--slurm", help="Start workers as a SLURM job array instead of one here.")
 GPU = typer.Option(help="With --dry-run: hours on this GPU (h100, …). Default: on this machine.", show_default=False)
 MFU = typer.Option(help="With --gpu: the share of its peak that training will reach.")
 TRUST = typer.Option(
@@ -32,11 +34,11 @@ TRUST = typer.Option(
 
 def work(
     folder: Annotated[Path, FOLDER],
-    settings: Annotated[list[str] | None, SETTINGS] = None,
+    settings: SlurmSettings = None,
     jobs: Annotated[int, JOBS] = 1,
     status: Annotated[bool, STATUS] = False,
     dry_run: Annotated[bool, DRY_RUN] = False,
-    slurm: Annotated[bool, SLURM] = False,
+    slurm: SlurmWorkers = False,
     gpu: Annotated[str | None, GPU] = None,
     mfu: Annotated[float, MFU] = 0.4,
     trust: Annotated[bool, TRUST] = False,
@@ -46,8 +48,6 @@ def work(
     Start it as often as you like, on any machines that see the folder: each run is trained by one worker at a time, and
     one whose worker was interrupted or killed continues where it stopped.
     """
-    from canonlm.core.errors import brief
-
     if settings and not slurm:
         raise ValueError(f"{brief(settings[0])}: settings of a job only work with --slurm")
     if gpu is not None and not dry_run:
@@ -57,39 +57,28 @@ def work(
     if status:
         return _status(folder, trust)
     if dry_run:
-        from canonlm.cli.cost import show_cost
-
         show_cost(_plan(folder, trust), gpu, mfu)
         return 0
     keep_going()
     return _work(folder, jobs, trust)
 
 
-def _plan(folder: Path, trust: bool) -> "list[PlannedRun]":
+def _plan(folder: Path, trust: bool) -> "list[grid.PlannedRun]":
     """The runs of a folder. ValueError: one that cannot be read, or that needs --trust."""
-    from canonlm.core.errors import expected
-    from canonlm.launch.grid import PlannedRun
-    from canonlm.runs.find import configured
-    from canonlm.train.load_config import check_trust, load
-
-    runs: list[PlannedRun] = []
+    runs = []
     if not (folders := configured(folder)):
         raise expected("DIR", "a folder of runs, each with its config.yaml", str(folder))
     for path in folders:
-        check_trust(path / "config.yaml", [], trust)
-        runs.append(PlannedRun(path.absolute().name, path, load(path / "config.yaml", trust=trust)))
+        load_config.check_trust(path / "config.yaml", [], trust)
+        runs.append(grid.PlannedRun(path.absolute().name, path, load_config.load(path / "config.yaml", trust=trust)))
     return runs
 
 
 def _work(folder: Path, jobs: int, trust: bool) -> int:
-    from canonlm.launch import queue
-
     known = {run.name: run for run in _plan(folder, trust)}
 
-    def plan() -> "list[PlannedRun]":
+    def plan() -> "list[grid.PlannedRun]":
         """The runs now in the folder: some may be added while others train."""
-        from canonlm.runs.find import configured
-
         if {path.absolute().name for path in configured(folder)} != known.keys():
             known.update({run.name: run for run in _plan(folder, trust)})
         return list(known.values())
@@ -106,10 +95,6 @@ def _work(folder: Path, jobs: int, trust: bool) -> int:
 
 
 def _status(folder: Path, trust: bool) -> int:
-    from collections import Counter
-
-    from canonlm.launch import queue
-
     rows = queue.state(folder, lambda: _plan(folder, trust))
     for row in rows:
         say(_line(row))
@@ -118,7 +103,7 @@ def _status(folder: Path, trust: bool) -> int:
     return 0
 
 
-def _line(row: "Row") -> str:
+def _line(row: "queue.Row") -> str:
     text = f"{row.name}: {row.state}, step {row.step}/{row.steps}"
     if row.state == "running":
         text += f", on {row.host} (process {row.pid}), last heartbeat {row.silent:.0f} s ago"
@@ -133,12 +118,9 @@ def _slurm(folder: Path, pairs: list[str], jobs: int, dry_run: bool, trust: bool
 
 def submit(folder: Path, arguments: list[str], pairs: list[str], dry_run: bool) -> int:
     """Start workers as a SLURM job array: each runs `canonlm` with these arguments. pairs: the job's settings."""
-    from canonlm.cli import main
-    from canonlm.launch.slurm import Workers, parse
-
     array = [pair for pair in pairs if pair.startswith("array=")]
-    settings = parse([pair for pair in pairs if pair not in array])
-    workers = Workers(folder, arguments, _count(array), settings, main)
+    settings = slurm_jobs.parse([pair for pair in pairs if pair not in array])
+    workers = slurm_jobs.Workers(folder, arguments, _count(array), settings, main)
     if dry_run:
         print(workers.script)
         return 0
@@ -149,8 +131,6 @@ def submit(folder: Path, arguments: list[str], pairs: list[str], dry_run: bool) 
 
 
 def _count(pairs: list[str]) -> int:
-    from canonlm.core.errors import expected
-
     text = pairs[0].removeprefix("array=") if pairs else "1"
     if len(pairs) > 1 or not text.isdecimal() or int(text) < 1:
         raise expected("array", "one integer >= 1, the number of jobs", ", ".join(pairs))

@@ -1,4 +1,4 @@
-"""The harness's command line, with our tasks added to its own."""
+"""The harness's command line, with our models and tasks added to its own."""
 
 import sys
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ from lm_eval._cli import HarnessCLI
 from lm_eval.config.evaluate_config import EvaluatorConfig
 from lm_eval.utils import setup_logging
 
+import canonlm.suites.harness.lm  # noqa: F401  # registers our models
 from canonlm.suites.harness import TASKS
 from canonlm.suites.harness.opening import open_tasks, reachable, unknown_task
 
