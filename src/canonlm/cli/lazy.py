@@ -30,7 +30,8 @@ def _later(name: str, _globals: Any, _locals: Any, names: Any, _level: Any) -> A
 def on_use() -> Iterator[None]:
     """Modules that are imported in this block are loaded when one of their names is first used, as with Python 3.15's
     `lazy import`. Only modules: `from canonlm.train import loop`, not `from canonlm.train.loop import train`."""
-    at_once, builtins.__import__ = builtins.__import__, _later
+    at_once = builtins.__import__
+    builtins.__import__ = _later  # type: ignore[assignment]  # its result has the names, and is not a module
     try:
         yield
     finally:
