@@ -24,8 +24,8 @@ from statistics import mean, median
 
 from canonlm.core.files import write_text
 from canonlm.experiments.outcomes import accuracy
-from canonlm.runs.intervals import t_interval
 from canonlm.runs.rows import evaluation
+from canonlm.runs.seed_statistics import t_interval
 
 RESULTS = Path(__file__).parent / "results"
 ROWS, TIMES = RESULTS / "placements.csv", RESULTS / "placements-time.json"

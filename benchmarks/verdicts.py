@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from canonlm.core.files import write_text
-from canonlm.runs.statistics import compare, gaffke_interval, t_interval
+from canonlm.runs.seed_statistics import compare, gaffke_interval, t_interval
 
 RESULT = Path(__file__).parent / "results" / "verdicts.json"
 SLICES, QUESTIONS, CLUSTER, CORRELATION = 5, 1_000, 10, 0.1

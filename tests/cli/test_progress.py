@@ -12,7 +12,7 @@ from canonlm.launch.grid import PlannedRun
 from canonlm.launch.local import Progress
 from canonlm.launch.remaining import START_SECONDS, seconds_left
 from canonlm.report.format import in_words
-from canonlm.runs.names import run_name
+from canonlm.runs.identity import run_name
 from canonlm.runs.rows import TrainRow, evaluation
 from canonlm.train.config import resolve
 

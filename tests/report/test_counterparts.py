@@ -14,8 +14,8 @@ from canonlm.launch.recipes import load_preset
 from canonlm.models.build import complete_name
 from canonlm.models.interface import Sizes
 from canonlm.runs.identity import flat
+from canonlm.runs.load import shape_of
 from canonlm.runs.rows import slice_key
-from canonlm.runs.text import shape_of
 from canonlm.train.build import build_model
 from canonlm.train.config import resolve
 from canonlm.train.load_config import merge, override

@@ -21,7 +21,7 @@ from canonlm.report.frames import runs_curves, runs_frame
 from canonlm.report.results_payload import of_runs, payload
 from canonlm.runs.gather import gather
 from canonlm.runs.identity import flat
-from canonlm.runs.text import tokens_of
+from canonlm.runs.load import tokens_of
 from canonlm.train.config import resolve
 
 DEPO1 = {"name": "depo", "N": 225, "K": 8, "M": 10, "name_vocab": 50, "min_name_len": 1, "max_name_len": 2}

@@ -15,7 +15,7 @@ from rich.console import Console
 from canonlm.report import load_play, tables, write_report
 from canonlm.report.frames import runs_curves
 from canonlm.report.settings import unplanned
-from canonlm.runs.find import run_folders
+from canonlm.runs.folder import run_folders
 from canonlm.runs.gather import gather
 
 HALF = {("k", 1): (50, 100), ("k", 2): (10, 100)}

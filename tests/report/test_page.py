@@ -13,7 +13,7 @@ from reading import charts, embedded_json, numbers, visible_text
 from rich.console import Console
 
 from canonlm.report import best_table, load_play, rate_table, summarise, tables, write_report
-from canonlm.runs.statistics import gaffke_interval
+from canonlm.runs.seed_statistics import gaffke_interval
 
 NASTY = "<img src=x onerror=alert(1)>"
 ENDING = "</script><script>alert(1)</script>"

@@ -14,7 +14,7 @@ from canonlm.report import differences, fairness, read_runs, summarise, wilson
 from canonlm.report.format import percent, small_of
 from canonlm.report.sentences import choice
 from canonlm.runs.rows import Count
-from canonlm.runs.spread import spread_of
+from canonlm.runs.seed_statistics import spread_of
 from canonlm.runs.summary import (
     at_most,
     columns_of,

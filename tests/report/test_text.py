@@ -15,8 +15,8 @@ from test_page import NASTY, Page
 from canonlm.report import load_play, load_run, numbers_csv, tables, write_report
 from canonlm.report.frames import runs_curves, runs_frame, settings
 from canonlm.runs.gather import gather
+from canonlm.runs.load import mixes
 from canonlm.runs.rows import SetLoss
-from canonlm.runs.text import mixes
 
 TOKENS = 32 * 512  # a step of `write_run`
 ROWS = [text_evaluation(100, {"web": (3.5, 1.1, 1000)}), text_evaluation(200, {"web": (2.25, 0.7, 1000)})]

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from canonlm.core.files import Stamp
 from canonlm.runs import folder
-from canonlm.runs.identity import changes, differences, flat, group, identity, settings, what_differs
-from canonlm.runs.names import run_name, slug
+from canonlm.runs.identity import changes, differences, flat, group, identity, run_name, settings, slug, what_differs
 
 CONFIG = {
     "preset": "tiny",

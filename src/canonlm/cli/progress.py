@@ -15,7 +15,7 @@ from canonlm.launch.grid import PlannedRun
 from canonlm.launch.local import Progress, default_jobs, run_grid
 from canonlm.launch.remaining import seconds_left
 from canonlm.report.format import in_words
-from canonlm.runs.names import slug
+from canonlm.runs.identity import slug
 from canonlm.runs.task_info import named
 
 LOG_SECONDS = 10.0  # between two lines of one run in a log

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from canonlm.core.errors import plain
 from canonlm.report.format import in_words
-from canonlm.runs.find import run_folders
+from canonlm.runs.folder import run_folders
 from canonlm.runs.watch import Watch, Watched
 
 POLL_SECONDS = 2.0

@@ -14,7 +14,7 @@ from canonlm.cli.lazy import on_use
 from canonlm.cli.options import SlurmSettings, SlurmWorkers
 from canonlm.cli.status import keep_going, say
 from canonlm.core.errors import brief, expected
-from canonlm.runs.find import configured
+from canonlm.runs.folder import configured
 
 with on_use():
     from canonlm.launch import grid, queue

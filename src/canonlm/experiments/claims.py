@@ -24,7 +24,7 @@ from canonlm.experiments.verdicts import Compared, State, Verdict, combined, jud
 from canonlm.models.build import build
 from canonlm.models.interface import Sizes
 from canonlm.runs.rows import one_line
-from canonlm.runs.spread import spread_of
+from canonlm.runs.seed_statistics import spread_of
 from canonlm.train.config import Settings
 
 STATES: tuple[State, ...] = ("supported", "supported in part", "contradicted", "undecided", "untested")

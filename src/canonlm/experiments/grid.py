@@ -11,8 +11,7 @@ from typing import NamedTuple
 from canonlm.experiments.outcomes import Outcome, diverged, score
 from canonlm.experiments.schema import At, Experiment, Setting, parse_size, places
 from canonlm.launch.recipes import Preset, load_preset
-from canonlm.runs.identity import identity
-from canonlm.runs.names import slug
+from canonlm.runs.identity import identity, slug
 from canonlm.train.build import build_model, matched, with_complete_name
 from canonlm.train.config import RunConfig, resolve
 from canonlm.train.load_config import merge, outside_of

@@ -14,7 +14,7 @@ from canonlm.core.errors import expected, unknown
 from canonlm.experiments import grid
 from canonlm.experiments.schema import Experiment, Panel, Setting, named, setting, setting_names
 from canonlm.launch.recipes import TEXT, load_preset
-from canonlm.runs.statistics import seeds_needed
+from canonlm.runs.seed_statistics import seeds_needed
 from canonlm.train.build import check, with_complete_name
 from canonlm.train.config import RunConfig, resolve
 from canonlm.train.load_config import merge

@@ -12,8 +12,7 @@ from canonlm.experiments.schema import Experiment, Setting
 from canonlm.launch.plan import tokens_of
 from canonlm.runs.folder import Recorded, read_config, recorded
 from canonlm.runs.rows import Evaluation, evaluation, primary, slice_key
-from canonlm.runs.spread import Spread, spread_of
-from canonlm.runs.statistics import Comparison, compare, seeds_needed
+from canonlm.runs.seed_statistics import Comparison, Spread, compare, seeds_needed, spread_of
 from canonlm.train.build import build_model
 from canonlm.train.flops import flops_per_token
 

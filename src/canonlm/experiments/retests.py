@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from canonlm.experiments.published import differing, published, slimpajama
 from canonlm.experiments.published.benchmarks import BENCHMARKS, LOWER_IS_BETTER
 from canonlm.experiments.tidy import QUESTION, paired
-from canonlm.runs.intervals import t_factor, t_interval
+from canonlm.runs.seed_statistics import t_factor, t_interval
 from canonlm.train.config import Settings
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from canonlm.core.errors import expected, unknown
 from canonlm.runs.identity import exact
-from canonlm.runs.intervals import t_factor
 from canonlm.runs.rows import finite
+from canonlm.runs.seed_statistics import t_factor
 
 if TYPE_CHECKING:
     import polars as pl

@@ -1,6 +1,6 @@
 """Verdicts on the paper's claims: supported, contradicted, undecided or untested, with intervals.
 
-A claim is a set of comparisons, its parts. A comparison uses seeds as observations (`canonlm.runs.statistics`), and a
+A claim is a set of comparisons, its parts. A comparison uses seeds as observations (`canonlm.runs.seed_statistics`), and a
 difference that is significantly smaller than the one that matters contradicts it. `combined` gives the claim's verdict.
 """
 
@@ -14,7 +14,7 @@ from canonlm.experiments.grid import Outcomes, Point, at_edge, points_of, report
 from canonlm.experiments.outcomes import LARGER_IS_BETTER, Outcome, accuracy, diverged, step_at
 from canonlm.experiments.schema import At, Claim, Experiment, Pair
 from canonlm.runs.rows import primary
-from canonlm.runs.statistics import Comparison, compare, spread
+from canonlm.runs.seed_statistics import Comparison, compare, spread_over_seeds
 
 State = Literal["supported", "supported in part", "contradicted", "undecided", "untested"]
 
@@ -204,7 +204,7 @@ def _compared(
         values = [{key: [value / reference for value in row] for key, row in side.items()} for side in values]
         questions = None
     if pair.against is None:
-        result = spread([*np.mean([*values[0].values()], axis=0)])
+        result = spread_over_seeds([*np.mean([*values[0].values()], axis=0)])
     else:
         result = compare(values[0], values[1], questions, pairs=len(claim.pairs), two_state=two_state, level=level)
     return Compared(pair, _state(pair, result), result, rates, edges, unit)

@@ -15,8 +15,7 @@ from canonlm.core.files import lock, make_folder, write_json
 from canonlm.core.untrusted import path_inside, read_object
 from canonlm.launch.recipes import TEXT, Preset
 from canonlm.launch.sweep import sweep
-from canonlm.runs.identity import exact, flat
-from canonlm.runs.names import run_name, slug
+from canonlm.runs.identity import exact, flat, run_name, slug
 from canonlm.runs.rows import slice_key
 from canonlm.tasks import Task
 from canonlm.train.config import RunConfig, changes, resolve

@@ -7,7 +7,7 @@ from canonlm.report.play import Play, Section, load_play
 from canonlm.report.sheet import read_csv
 from canonlm.report.table import best_table, rate_table, tables
 from canonlm.runs.load import LeftOut, Run, load_run, read_runs
-from canonlm.runs.spread import Spread
+from canonlm.runs.seed_statistics import Spread
 from canonlm.runs.summary import Architecture, Difference, Rate, differences, fairness, summarise, wilson
 
 __all__ = [

@@ -16,7 +16,7 @@ from plotly.offline import get_plotlyjs
 from canonlm.report.format import Quantity, count_of, hint_of, percent, small_of, span
 from canonlm.report.theme import COLORS, DARK, FONT, Look
 from canonlm.runs.rows import Evaluation
-from canonlm.runs.spread import MIN_SEEDS, Spread
+from canonlm.runs.seed_statistics import SEEDS_OF_INTERVAL, Spread
 from canonlm.runs.summary import Difference, wilson
 
 Block = dict[str, Any]
@@ -73,7 +73,7 @@ def difference_cell(difference: Difference | None, quantity: Quantity, pairs: in
     """A difference with its interval below. pairs: the number of pairs that the row shows."""
     if difference is None:
         return "–"
-    small = "no interval" if difference.pairs < MIN_SEEDS else "all equal"
+    small = "no interval" if difference.pairs < SEEDS_OF_INTERVAL else "all equal"
     if difference.low < difference.high:
         small = f"{quantity.gap(difference.low)} to {quantity.gap(difference.high)}"
     count = count_of(difference.pairs, "pair")

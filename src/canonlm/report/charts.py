@@ -14,7 +14,7 @@ from canonlm.runs.groups import group_of_each
 from canonlm.runs.identity import short
 from canonlm.runs.load import Run
 from canonlm.runs.rows import Evaluation, is_slice
-from canonlm.runs.spread import Spread, by_seed
+from canonlm.runs.seed_statistics import Spread, by_seed
 from canonlm.runs.summary import Architecture, at_most, wilson
 
 Chart = dict[str, Any]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from canonlm.runs.rows import Evaluation, TextEvaluation, is_slice, one_line, primary, scale_of
-from canonlm.runs.spread import Spread
+from canonlm.runs.seed_statistics import Spread
 from canonlm.runs.task_info import words_of
 
 if TYPE_CHECKING:

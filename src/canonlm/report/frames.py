@@ -19,9 +19,8 @@ from canonlm.runs.folder import read_config
 from canonlm.runs.gather import Gathered, gather
 from canonlm.runs.identity import NOT_IN_GROUP, NOT_IN_IDENTITY, flat, what_differs
 from canonlm.runs.identity import settings as settings_of
-from canonlm.runs.load import LeftOut, Run, TextRun
+from canonlm.runs.load import LeftOut, Run, TextRun, mixes, shape_of, tokens_of
 from canonlm.runs.rows import DAMAGE, Evaluation, TextEvaluation, finite, one_line, slice_key
-from canonlm.runs.text import mixes, shape_of, tokens_of
 from canonlm.runs.values import values_of
 
 if TYPE_CHECKING:

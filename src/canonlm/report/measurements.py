@@ -12,12 +12,11 @@ from canonlm.core.errors import unknown
 from canonlm.experiments.tidy import fitting
 from canonlm.report.frames import scores_of, tasks_of
 from canonlm.runs.evaluated import Evaluated
-from canonlm.runs.find import Folders
+from canonlm.runs.folder import Folders
 from canonlm.runs.gather import Gathered, gather
 from canonlm.runs.identity import flat, write
-from canonlm.runs.load import LeftOut, Run, TextRun
+from canonlm.runs.load import LeftOut, Run, TextRun, tokens_of
 from canonlm.runs.rows import DAMAGE, Evaluation, TextEvaluation, known_count
-from canonlm.runs.text import tokens_of
 from canonlm.runs.values import values_of
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from canonlm.report.results_payload import of_runs, payload
 from canonlm.report.section import section_blocks
 from canonlm.report.text_section import text_blocks
 from canonlm.report.theme import looks
-from canonlm.runs.find import Folders, as_paths
+from canonlm.runs.folder import Folders, as_paths
 from canonlm.runs.groups import group_of_each
 from canonlm.runs.load import Run, TextRun
 from canonlm.runs.summary import summarise

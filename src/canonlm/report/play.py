@@ -8,11 +8,10 @@ from typing import Any
 from canonlm.core.untrusted import read_object
 from canonlm.report.format import listed
 from canonlm.runs.evaluated import Evaluated, years_of
-from canonlm.runs.find import Folders
+from canonlm.runs.folder import Folders
 from canonlm.runs.gather import Gathered, gather
-from canonlm.runs.load import MAX_LABEL, LeftOut, Run, TextRun
+from canonlm.runs.load import MAX_LABEL, LeftOut, Run, TextRun, mixes
 from canonlm.runs.rows import finite, one_line, writable
-from canonlm.runs.text import mixes
 
 MAX_TITLES = 3
 MAX_COMMAND = 20_000  # letters

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from canonlm.experiments.profile_results import Arm, Profile, TaskProfile
 from canonlm.report.format import count_of, listed, percent, points
-from canonlm.runs.statistics import Comparison
+from canonlm.runs.seed_statistics import Comparison
 
 STATES = {
     "higher": "better on",

@@ -17,7 +17,7 @@ from canonlm.runs.groups import group_of_each
 from canonlm.runs.identity import short
 from canonlm.runs.load import Run, TextRun
 from canonlm.runs.rows import is_slice, primary
-from canonlm.runs.spread import MIN_SEEDS
+from canonlm.runs.seed_statistics import SEEDS_OF_INTERVAL
 from canonlm.runs.summary import Architecture, Difference, Rate
 from canonlm.runs.task_info import score_of, words_of
 
@@ -247,7 +247,7 @@ def _reading(archs: Sequence[Architecture], section: Section) -> list[Block]:
     averaged = "seeds" if score else "question types and seeds"
     texts = [
         section.text or words_of(task).about,
-        INTERVALS if max((a.best.repeats for a in archs if a.best), default=0) >= MIN_SEEDS - 1 else "",
+        INTERVALS if max((a.best.repeats for a in archs if a.best), default=0) >= SEEDS_OF_INTERVAL - 1 else "",
         NOTE.format(score=label, averaged=averaged, choice=choice(archs)),
         summary.adjusted(archs),
     ]

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from statistics import mean
 
 from canonlm.report.format import count_of, listed, quantity, sentence, slice_label
-from canonlm.runs import statistics
+from canonlm.runs import seed_statistics
 from canonlm.runs.rows import is_slice, primary
 from canonlm.runs.summary import Architecture, Rate
 from canonlm.runs.task_info import score_of
@@ -14,8 +14,8 @@ FEW = 3  # architectures that can be compared in sentences; for more, tables are
 
 
 def verdict(architectures: Sequence[Architecture]) -> str:
-    """Which architecture's runs score higher, as far as their seeds say (`canonlm.runs.statistics`): by the slices of
-    the primary scale, or by the one slice or measure that is the task's score."""
+    """Which architecture's runs score higher, as far as their seeds say (`canonlm.runs.seed_statistics`): by the slices
+    of the primary scale, or by the one slice or measure that is the task's score."""
     finished = [a for a in architectures if a.best]
     score = architectures[0].score if architectures else ""
     if len(finished) < 2:
@@ -26,8 +26,8 @@ def verdict(architectures: Sequence[Architecture]) -> str:
     ranked = _ranked(bests, finished[0].task, score)
     if len(finished) > FEW:
         return f"At the best learning rates, {ranked}; the tables show how sure these are."
-    if len(finished) > 2 and seeds < statistics.MIN_SEEDS:
-        missing = count_of(statistics.MIN_SEEDS - seeds, "more seed")
+    if len(finished) > 2 and seeds < seed_statistics.MIN_SEEDS:
+        missing = count_of(seed_statistics.MIN_SEEDS - seeds, "more seed")
         return f"At the best learning rates, {ranked}. Undecided: a verdict needs {missing} of each."
     first, *more = [_compared(score, a, b, len(pairs)) for a, b in pairs]
     more = [sentence(text) if text.startswith(("no ", "neither ")) else text for text in more]
@@ -55,7 +55,7 @@ def _compared(score: str, a: Architecture, b: Architecture, pairs: int) -> str:
     questions = None  # of a measure
     if not score or is_slice(score):
         questions = min(best.questions(key) for best in (a.best, b.best) for key in keys)
-    result = statistics.compare(ours, theirs, questions, pairs=pairs, two_state=score_of(task).two_state)
+    result = seed_statistics.compare(ours, theirs, questions, pairs=pairs, two_state=score_of(task).two_state)
     unit = f" {quantity(task, score).label}" if score else " averaged over question types" if len(keys) > 1 else ""
     mine, other = (_mean(each, result.seeds, task, score) for each in (ours, theirs))
     if result.state == "undecided":
@@ -115,7 +115,7 @@ def of_choosing(rates: int) -> str:
     """The bias of a learning rate that was chosen on the numbers shown; nothing if there was no choice."""
     if rates < 2:
         return ""
-    bias = statistics.winners_bias(rates)
+    bias = seed_statistics.winners_bias(rates)
     return (
         f" The best of {rates} equally good rates looks better than it is, by {bias:.1f} standard errors of its mean."
     )

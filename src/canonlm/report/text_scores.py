@@ -9,8 +9,8 @@ from canonlm.report.format import Quantity, count_of, listed, percent, points
 from canonlm.report.play import TextSection
 from canonlm.report.sentences import of_choosing
 from canonlm.runs.groups import grouped
-from canonlm.runs.spread import Spread, by_seed, spread_of
-from canonlm.runs.text import TextRun, set_names
+from canonlm.runs.load import TextRun, set_names
+from canonlm.runs.seed_statistics import Spread, by_seed, spread_of
 
 MAX_NAMED = 4
 NOTE = (

@@ -14,7 +14,7 @@ from canonlm.report.section import not_planned, settings_blocks
 from canonlm.report.text_scores import answer, loss_columns, scores_blocks
 from canonlm.runs.groups import group_of_each
 from canonlm.runs.identity import short
-from canonlm.runs.text import TextRun, set_names, shape_of, tokens_of
+from canonlm.runs.load import TextRun, set_names, shape_of, tokens_of
 
 MAX_POINTS = 20_000  # of training loss in a chart, shared among its runs
 MIN_POINTS = 20

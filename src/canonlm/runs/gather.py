@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from canonlm.runs.evaluated import Evaluated, load_evaluated
-from canonlm.runs.find import Folders, as_paths, is_run, plays_in, run_folders
+from canonlm.runs.folder import Folders, as_paths, is_run, plays_in, run_folders
 from canonlm.runs.load import LeftOut, Run, TextRun, read_runs
 from canonlm.runs.rows import writable
 

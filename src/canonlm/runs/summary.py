@@ -12,14 +12,13 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from canonlm.runs import statistics as seeds_statistics
+from canonlm.runs import seed_statistics
 from canonlm.runs.groups import Group, grouped
 from canonlm.runs.identity import flat
 from canonlm.runs.identity import group as group_of
-from canonlm.runs.intervals import wilson_interval
 from canonlm.runs.load import Run
 from canonlm.runs.rows import Count, Evaluation, in_order, is_slice, primary, scale_of
-from canonlm.runs.spread import MIN_SEEDS, Spread, by_seed, spread_of
+from canonlm.runs.seed_statistics import SEEDS_OF_INTERVAL, Spread, by_seed, spread_of, wilson_interval
 from canonlm.runs.task_info import score_of
 
 MIN_RATES = 3
@@ -102,7 +101,7 @@ class Difference:
     """A score minus that of another architecture, each at its best rate, on the seeds that both have.
 
     values: the differences seed by seed. low, high: the 95 % interval of the difference of means
-    (`canonlm.runs.statistics.difference_interval`), which does not pair seeds; of one or two seeds, the mean.
+    (`canonlm.runs.seed_statistics.difference_interval`), which does not pair seeds; of one or two seeds, the mean.
     """
 
     mean: float
@@ -117,7 +116,7 @@ class Difference:
 
 def wilson(count: Count) -> tuple[float, float]:
     """The 95 % interval of a run's own accuracy. Questions share examples, so their effective number is smaller."""
-    return wilson_interval(count.accuracy, count.total / seeds_statistics.DESIGN)
+    return wilson_interval(count.accuracy, count.total / seed_statistics.DESIGN)
 
 
 def summarise(runs: Iterable[Run]) -> list[Architecture]:
@@ -223,8 +222,8 @@ def fairness(architectures: Sequence[Architecture]) -> list[str]:
     if len({best.seeds for best in bests}) > 1:
         parts = [f"{best.arch} {', '.join(map(str, best.seeds))}" for best in bests]
         notes.append(f"The best rates do not have the same seeds: {'; '.join(parts)}.")
-    elif any(best.repeats < MIN_SEEDS for best in bests):
-        notes.append(f"Fewer than {MIN_SEEDS} seeds: the spread between repeats is not well known.")
+    elif any(best.repeats < SEEDS_OF_INTERVAL for best in bests):
+        notes.append(f"Fewer than {SEEDS_OF_INTERVAL} seeds: the spread between repeats is not well known.")
     for best in bests:
         rates = tried[best.arch]
         if len(rates) > 1 and best.lr in (min(rates), max(rates)):
@@ -272,11 +271,11 @@ def _difference(key: str, reference: Rate, other: Rate) -> Difference | None:
     gaps = [round(ours[seed] - theirs[seed], 12) if is_slice(key) else ours[seed] - theirs[seed] for seed in seeds]
     mean = statistics.mean(gaps)
     low, high = mean, mean
-    if len(seeds) >= MIN_SEEDS:
+    if len(seeds) >= SEEDS_OF_INTERVAL:
         mine, others = ([values[seed] for seed in seeds] for values in (ours, theirs))
         questions = min(rate.questions(key) for rate in (other, reference)) if is_slice(key) else None
         two_state = questions is not None and score_of(reference.runs[0].task).two_state
-        low, high = seeds_statistics.difference_interval(mine, others, questions, two_state=two_state)
+        low, high = seed_statistics.difference_interval(mine, others, questions, two_state=two_state)
     return Difference(mean, low, high, tuple(gaps))
 
 

@@ -7,12 +7,10 @@ This is cheap: files with the same size and time are not opened, and of a grown 
 from pathlib import Path
 from typing import NamedTuple
 
-from canonlm.runs.find import Folders, as_paths, configured
-from canonlm.runs.folder import about, read_config, read_object
+from canonlm.runs.folder import Folders, about, as_paths, configured, read_config, read_object
 from canonlm.runs.follow import Followed
-from canonlm.runs.load import task_of
+from canonlm.runs.load import named_sources, task_of
 from canonlm.runs.rows import evaluation, text_evaluation, writable
-from canonlm.runs.text import named_sources
 
 QUIET_SECONDS = 300.0  # without a row, after which a run counts as unfinished
 

@@ -26,7 +26,7 @@ from canonlm.core.files import append, lock, make_folder, write_json, write_text
 from canonlm.core.untrusted import read_object
 from canonlm.runs.answers import Row, check_answers, damaged, digest, rows_in
 from canonlm.runs.answers import read_answers as read_answers  # its name in earlier versions
-from canonlm.runs.names import slug
+from canonlm.runs.identity import slug
 from canonlm.suites.questions import Question, Questions, Score, not_finite, scores
 
 PACKAGES = ("canonlm", "torch", "transformers", "lm_eval")

@@ -1,4 +1,4 @@
-"""Comparisons of architectures over a few seeds: intervals and tests that hold for the distributions of real runs.
+"""Statistics over a few seeds: intervals, and tests that hold for the distributions of real runs.
 
 A seed is one observation: more answers of one run measure that run better, not its architecture. Scores of runs are
 often in one of two states (a task is solved, or it is not). Then a few seeds may agree by luck, and their variance is
@@ -8,21 +8,23 @@ as units, and no verdict comes from fewer than five seeds. `benchmarks/verdicts.
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from canonlm.runs.intervals import spread_interval, t_factor, t_probability
-
 Values = NDArray[np.float64]
 
 LEVEL = 0.05
+Z = 1.959964  # standard errors to each side of a normal number
 MIN_SEEDS = 5
+"""The min number of seeds for a verdict."""
+SEEDS_OF_INTERVAL = 3
+"""The min number of seeds for an interval of a mean."""
 MIN_GAP = 0.01
 """The min difference that counts: one point of 100."""
 
@@ -34,6 +36,48 @@ DRAWS = 20_000
 
 ENUMERATED, SAMPLED = 20_000, 9_999
 """The max number of labellings of runs that are all tried; if there are more, SAMPLED of them are drawn."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The mean of `values`, one per run (per seed, where seeds were run more than once), with its 95 % interval.
+
+    The interval comes from the differences between seeds. One or two runs have none; then low and high are the mean.
+    """
+
+    mean: float
+    low: float
+    high: float
+    values: tuple[float, ...]
+
+    @property
+    def runs(self) -> int:
+        return len(self.values)
+
+    @property
+    def kind(self) -> str:
+        """The kind of interval, with the number of runs."""
+        over = "one run" if self.runs == 1 else f"{self.runs} runs"
+        return f"95% interval over {over}" if self.low < self.high else over
+
+
+def spread_of(values: Sequence[float], questions: int | None = None, *, two_state: bool = True) -> Spread:
+    """The spread of any numbers, one per run. questions: per run, if the numbers are accuracies. two_state: see
+    `canonlm.tasks.Score`."""
+    mean = statistics.mean(values)
+    low, high = mean, mean
+    if len(values) >= SEEDS_OF_INTERVAL:
+        is_two_state = two_state and questions is not None
+        low, high = gaffke_interval(values) if is_two_state else t_interval(values, questions)
+    return Spread(mean, low, high, tuple(values))
+
+
+def by_seed(values: Iterable[tuple[int, float]]) -> dict[int, float]:
+    """One number per seed, from (seed, value) of runs: the mean, as repeats of a seed do not repeat the experiment."""
+    values_by_seed: dict[int, list[float]] = {}
+    for seed, value in values:
+        values_by_seed.setdefault(seed, []).append(value)
+    return {seed: statistics.mean(repeats) for seed, repeats in values_by_seed.items()}
 
 
 def floored_variance(values: Sequence[float], questions: int | None) -> float:
@@ -48,10 +92,14 @@ def floored_variance(values: Sequence[float], questions: int | None) -> float:
     return max(variance, DESIGN * share * (1 - share) / questions, MIN_GAP**2)
 
 
-def t_interval(values: Sequence[float], questions: int) -> tuple[float, float]:
-    """95 % interval of the mean accuracy of seeds, with the floored variance, cut to [0, 1]. Needs two seeds."""
-    mean, count = float(np.mean(values)), len(values)
-    half = t_factor(count) * math.sqrt(floored_variance(values, questions) / count)
+def t_interval(values: Sequence[float], questions: int | None = None) -> tuple[float, float]:
+    """95 % interval of the mean of two or more normal numbers. questions: of a run, if the numbers are accuracies: these
+    have a min variance, and the interval is cut to [0, 1]."""
+    count = len(values)
+    if questions is None:
+        mean, half = statistics.mean(values), t_factor(count) * statistics.stdev(values) / math.sqrt(count)
+        return mean - half, mean + half
+    mean, half = float(np.mean(values)), t_factor(count) * math.sqrt(floored_variance(values, questions) / count)
     return max(0.0, mean - half), min(1.0, mean + half)
 
 
@@ -69,10 +117,6 @@ def gaffke_interval(values: Sequence[float]) -> tuple[float, float]:
 @cache
 def _simplex(size: int) -> Values:
     return np.random.default_rng(0).dirichlet(np.ones(size), DRAWS)
-
-
-def mean_interval(values: Sequence[float], questions: int, *, two_state: bool) -> tuple[float, float]:
-    return gaffke_interval(values) if two_state else t_interval(values, questions)
 
 
 def difference_interval(
@@ -232,9 +276,8 @@ def compare(
     )
 
 
-def spread(values: Sequence[float]) -> Comparison:
-    """The standard deviation of one architecture over seeds, with a 95 % interval that assumes a normal
-    distribution."""
+def spread_over_seeds(values: Sequence[float]) -> Comparison:
+    """The standard deviation of one architecture over seeds, with a 95 % interval."""
     seeds = len(values)
     if seeds < 2:
         return Comparison("undecided", seeds, 0.0, 0.0, math.inf, {}, False)
@@ -266,6 +309,64 @@ def _slices(
 def winners_bias(rates: int) -> float:
     """How much better the best of `rates` equally good learning rates looks than it is, in standard errors of its mean,
     if it is chosen on the seeds that are shown: the expected maximum of `rates` standard normal numbers."""
-    normal, step = NormalDist(), 1 / 64
+    normal, step = statistics.NormalDist(), 1 / 64
     points = np.arange(-8, 8, step).tolist()
     return sum(step * x * rates * normal.pdf(x) * normal.cdf(x) ** (rates - 1) for x in points)
+
+
+@cache
+def t_factor(count: int) -> float:
+    """The half width of the 95 % interval of a mean of `count` >= 2 normal numbers, in standard errors: the 97.5 %
+    quantile of Student's t with `count` − 1 degrees of freedom."""
+    degrees, low, high = count - 1, 0.0, 13.0  # 12.7 for one degree, falling to 1.96
+    while high - low > 1e-12:
+        middle = (low + high) / 2
+        low, high = (middle, high) if t_probability(middle, degrees) < 0.95 else (low, middle)
+    return high
+
+
+def wilson_interval(share: float, total: float, z: float = Z) -> tuple[float, float]:
+    """Interval of a share of `total` answers (Wilson, 1927), also sensible at 0 and 1."""
+    centre = (share + z * z / (2 * total)) / (1 + z * z / total)
+    half = z / (1 + z * z / total) * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
+    # at 0 and 1 the bound is exactly the share; rounding must not push it past
+    return min(share, max(0.0, centre - half)), max(share, min(1.0, centre + half))
+
+
+def t_probability(t: float, degrees: int) -> float:
+    """Probability of |T| ≤ t, a finite sum for odd degrees and one for even (Abramowitz and Stegun 26.7.3, 26.7.4)."""
+    angle = math.atan(t / math.sqrt(degrees))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = degrees % 2
+    term = cosine if odd else 1.0
+    total = term if degrees > 1 else 0.0
+    for k in range(3 if odd else 2, degrees - 1, 2):
+        term *= cosine**2 * (k - 1) / k
+        total += term
+    return 2 / math.pi * (angle + sine * total) if odd else sine * total
+
+
+def spread_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Interval of the standard deviation of two or more normal numbers."""
+    degrees, squares = len(values) - 1, statistics.variance(values) * (len(values) - 1)
+    low, high = (math.sqrt(squares / _chi_square(p, degrees)) for p in (0.975, 0.025))
+    return low, high
+
+
+@cache
+def _chi_square(p: float, degrees: int) -> float:
+    """Quantile of the chi-square distribution."""
+    low, high = 0.0, 10.0 * degrees + 20
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _chi_square_probability(middle, degrees) < p else (low, middle)
+    return high
+
+
+def _chi_square_probability(x: float, degrees: int) -> float:
+    """Probability of a value below x; a finite sum (Abramowitz and Stegun 26.4.4, 26.4.5)."""
+    half = x / 2
+    first = 0.5 if degrees % 2 else 0.0
+    terms = (half ** (k + first) / math.gamma(k + first + 1) for k in range(degrees // 2))
+    start = math.erf(math.sqrt(half)) if degrees % 2 else 1.0
+    return start - math.exp(-half) * sum(terms)

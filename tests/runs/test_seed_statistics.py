@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
-from canonlm.runs import statistics
+from canonlm.runs import seed_statistics
+from canonlm.runs.seed_statistics import spread_interval, t_factor, t_interval, wilson_interval
 
 ROOT = Path(__file__).parents[2]
 spec = importlib.util.spec_from_file_location("simulated_pages", ROOT / "benchmarks" / "verdicts.py")
@@ -29,22 +31,22 @@ SHARES = st.lists(st.floats(0, 1), min_size=2, max_size=6)
     ],
 )
 def test_gaffkes_bound(values, low, high):
-    assert statistics.gaffke_interval(values) == pytest.approx((low, high), abs=0.01)
+    assert seed_statistics.gaffke_interval(values) == pytest.approx((low, high), abs=0.01)
 
 
 @pytest.mark.parametrize("rates", [1, 2, 3, 4, 8])
 def test_the_best_of_equal_rates_looks_better_than_it_is(rates):
     chosen = np.random.default_rng(rates).normal(size=(40_000, rates)).max(axis=1)
-    assert statistics.winners_bias(rates) == pytest.approx(chosen.mean(), abs=4 * chosen.std() / 200)
+    assert seed_statistics.winners_bias(rates) == pytest.approx(chosen.mean(), abs=4 * chosen.std() / 200)
 
 
 @given(values=SHARES)
 @settings(deadline=None, max_examples=30)
 def test_gaffkes_bound_is_an_interval_around_the_mean_and_mirrors(values):
-    low, high = statistics.gaffke_interval(values)
+    low, high = seed_statistics.gaffke_interval(values)
     assert 0 <= low <= np.mean(values) + 1e-9
     assert np.mean(values) - 1e-9 <= high <= 1
-    mirrored = statistics.gaffke_interval([1 - value for value in values])
+    mirrored = seed_statistics.gaffke_interval([1 - value for value in values])
     assert mirrored == pytest.approx((1 - high, 1 - low), abs=0.02)
 
 
@@ -64,14 +66,14 @@ def by_brute_force(ours, theirs):
 @settings(deadline=None, max_examples=40)
 def test_permutation_test_equals_brute_force(ours, theirs):
     if max(ours + theirs) - min(ours + theirs) < 1e-6:
-        assert statistics.permutation_p(ours, theirs) == 1
+        assert seed_statistics.permutation_p(ours, theirs) == 1
     else:
-        assert statistics.permutation_p(ours, theirs) == pytest.approx(by_brute_force(ours, theirs), abs=1e-9)
+        assert seed_statistics.permutation_p(ours, theirs) == pytest.approx(by_brute_force(ours, theirs), abs=1e-9)
 
 
 @pytest.mark.parametrize(("seeds", "smallest"), [(3, 0.1), (4, 2 / 70), (5, 2 / 252), (6, 2 / 924)])
 def test_the_smallest_p(seeds, smallest):
-    assert statistics.permutation_p([1.0] * seeds, [0.0] * seeds) == pytest.approx(smallest)
+    assert seed_statistics.permutation_p([1.0] * seeds, [0.0] * seeds) == pytest.approx(smallest)
 
 
 def test_max_t_accounts_for_all_slices():
@@ -91,37 +93,37 @@ def test_max_t_accounts_for_all_slices():
     for rank, index in enumerate(order):
         share = np.mean(every[:, order[rank:]].max(axis=1) >= seen[index] * (1 - 1e-9))
         worst = expected[index] = max(worst, share)
-    assert statistics.max_t_p(ours, theirs) == pytest.approx(expected)
+    assert seed_statistics.max_t_p(ours, theirs) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("seeds", [1, 2, 3, 4])
 def test_no_verdict_from_few_seeds(seeds):
-    result = statistics.compare({"a": [1.0] * seeds}, {"a": [0.0] * seeds}, 1_000)
+    result = seed_statistics.compare({"a": [1.0] * seeds}, {"a": [0.0] * seeds}, 1_000)
     assert (result.state, result.slices, result.more_seeds) == ("undecided", {}, 5 - seeds)
 
 
 def test_a_clear_difference_and_a_tie():
     high, low = {"a": [0.94] * 5, "b": [0.9] * 5}, {"a": [0.12] * 5, "b": [0.9] * 5}
-    assert statistics.compare(high, low, 1_000).state == "higher"
-    assert statistics.compare(low, high, 1_000).slices == {"a": -1}
-    assert statistics.compare(high, high, 1_000).state == "alike"
+    assert seed_statistics.compare(high, low, 1_000).state == "higher"
+    assert seed_statistics.compare(low, high, 1_000).slices == {"a": -1}
+    assert seed_statistics.compare(high, high, 1_000).state == "alike"
     barely = {"a": [0.945] * 5, "b": [0.9] * 5}  # a quarter of a point on average
-    assert statistics.compare(barely, high, 1_000_000).state == "alike"
+    assert seed_statistics.compare(barely, high, 1_000_000).state == "alike"
 
 
 def test_only_as_many_seeds_as_both_have():
-    assert statistics.compare({"a": [1.0] * 9}, {"a": [0.0] * 6}, 1_000).seeds == 6
+    assert seed_statistics.compare({"a": [1.0] * 9}, {"a": [0.0] * 6}, 1_000).seeds == 6
 
 
 def test_four_against_four_is_undecided_with_two_pairs():
-    assert statistics.permutation_p([1.0] * 4, [0.0] * 4) * 2 > statistics.LEVEL
+    assert seed_statistics.permutation_p([1.0] * 4, [0.0] * 4) * 2 > seed_statistics.LEVEL
 
 
 def test_floored_variance_of_equal_seeds():
-    answers = statistics.floored_variance([0.5, 0.5], 1_000)
+    answers = seed_statistics.floored_variance([0.5, 0.5], 1_000)
     assert answers == pytest.approx(1.9 * 0.25 / 1_000)
-    assert statistics.floored_variance([1.0, 1.0], 1_000_000) == statistics.MIN_GAP**2
-    assert statistics.floored_variance([0.2, 0.8], 1_000) == pytest.approx(np.var([0.2, 0.8], ddof=1))
+    assert seed_statistics.floored_variance([1.0, 1.0], 1_000_000) == seed_statistics.MIN_GAP**2
+    assert seed_statistics.floored_variance([0.2, 0.8], 1_000) == pytest.approx(np.var([0.2, 0.8], ddof=1))
 
 
 @pytest.mark.every(3)
@@ -163,13 +165,55 @@ def test_gaffkes_bound_covers_the_mean_of_two_states(share, seeds):
         return np.where(rng.random(seeds) < share, 1.0, 0.1)
 
     rng = np.random.default_rng(4)
-    held = simulated.coverage(two_states, share + 0.1 * (1 - share), statistics.gaffke_interval, 300, rng)
+    held = simulated.coverage(two_states, share + 0.1 * (1 - share), seed_statistics.gaffke_interval, 300, rng)
     assert held >= 0.965
 
 
 def test_the_floored_t_interval_covers_the_mean_of_normal_numbers():
     rng = np.random.default_rng(5)
     held = simulated.coverage(
-        lambda rng: rng.normal(0.5, 0.03, 5), 0.5, lambda values: statistics.t_interval(values, 1_000), 600, rng
+        lambda rng: rng.normal(0.5, 0.03, 5), 0.5, lambda values: seed_statistics.t_interval(values, 1_000), 600, rng
     )
     assert held >= 0.94
+
+
+def test_t_factors_are_those_of_scipy():
+    counts = range(2, 301)
+    assert [t_factor(count) for count in counts] == pytest.approx(stats.t.ppf(0.975, [n - 1 for n in counts]), abs=1e-9)
+
+
+@given(values=st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=40))
+def test_the_interval_of_a_mean_is_that_of_scipy(values):
+    low, high = t_interval(values)
+    half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
+    assert low == pytest.approx(np.mean(values) - half, abs=1e-6)
+    assert high == pytest.approx(np.mean(values) + half, abs=1e-6)
+
+
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_nineteen_of_twenty_intervals_contain_the_true_value(count):
+    draws = np.random.default_rng(count).normal(0.7, 0.1, (4000, count))
+    held = [low <= 0.7 <= high for low, high in (t_interval(draw.tolist()) for draw in draws)]
+    assert np.mean(held) == pytest.approx(0.95, abs=0.012)  # 3.5 standard errors of 4,000 trials
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 8, 10, 30])
+def test_the_interval_of_a_standard_deviation_is_that_of_scipy(count):
+    values = np.random.default_rng(count).normal(3, 0.2, count)
+    squares = np.var(values, ddof=1) * (count - 1)
+    expected = np.sqrt(squares / stats.chi2.ppf([0.975, 0.025], count - 1))
+    assert spread_interval(values.tolist()) == pytest.approx(tuple(expected), rel=1e-9)
+
+
+def test_two_equal_numbers_have_an_interval_of_width_zero():
+    assert t_interval([0.1, 0.1]) == (0.1, 0.1)
+
+
+@given(total=st.integers(1, 5000), share=st.floats(0, 1))
+def test_wilson_equals_scipy(total, share):
+    correct = round(total * share)
+    low, high = wilson_interval(correct / total, total)
+    truth = stats.binomtest(correct, total).proportion_ci(0.95, "wilson")
+    assert low == pytest.approx(truth.low, abs=1e-6)
+    assert high == pytest.approx(truth.high, abs=1e-6)
+    assert 0 <= low <= correct / total <= high <= 1
