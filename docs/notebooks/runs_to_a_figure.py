@@ -34,7 +34,7 @@ main([
 
 # %%
 runs = canonlm.load_runs("runs/figure")
-print(runs.group_by("kind", "measure").len().sort("kind", "measure"))
+print(runs.group_by("kind", "metric").len().sort("kind", "metric"))
 
 # %% [markdown]
 # ## A table
@@ -43,7 +43,7 @@ print(runs.group_by("kind", "measure").len().sort("kind", "measure"))
 # them.
 
 # %%
-accuracy = runs.filter(pl.col("measure") == "accuracy", pl.col("slice") == "all")
+accuracy = runs.filter(pl.col("metric") == "accuracy", pl.col("slice") == "all")
 final = accuracy.filter(pl.col("kind") == "final")
 best = (  # of the learning rates that were tried, the one with the highest mean
     final.group_by("arch", "lr").agg(pl.col("value").mean()).sort("value", descending=True).unique("arch", keep="first")

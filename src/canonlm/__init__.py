@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from canonlm.canonize import decanonize as decanonize
     from canonlm.canonize import describe as describe
     from canonlm.canonize.canonized_model import CanonHostConfig as CanonHostConfig
+    from canonlm.experiments.published.runs import load_runs as load_runs
     from canonlm.models.config import CanonLMConfig as CanonLMConfig
     from canonlm.models.modeling import CanonLMForCausalLM as CanonLMForCausalLM
     from canonlm.models.published import load_published as load_published
-    from canonlm.report.measurements import load_runs as load_runs
 
 _MODULE_OF = {
     "CanonHostConfig": "canonlm.canonize.canonized_model",
@@ -42,7 +42,7 @@ _MODULE_OF = {
     "decanonize": "canonlm.canonize",
     "describe": "canonlm.canonize",
     "load_published": "canonlm.models.published",
-    "load_runs": "canonlm.report.measurements",
+    "load_runs": "canonlm.experiments.published.runs",
 }
 _SUBPACKAGES = {
     "canon",

@@ -12,9 +12,8 @@ from rich.console import Console
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM, tasks
 from canonlm.cli import main
+from canonlm.experiments.published.runs import load_runs, runs_frame
 from canonlm.report import load_play, tables
-from canonlm.report.frames import runs_frame
-from canonlm.report.measurements import load_runs
 from canonlm.report.page import render
 from canonlm.runs.answers import read_answers
 from canonlm.suites.questions import Score

@@ -18,10 +18,9 @@ from folders import evaluation, text_evaluation, write_run, write_text_run
 
 from canonlm.cli import main
 from canonlm.cli.watch import line
+from canonlm.experiments.published.runs import load_runs, runs_curves, runs_frame
 from canonlm.launch.grid import _sections
 from canonlm.report import load_play, tables
-from canonlm.report.frames import runs_curves, runs_frame
-from canonlm.report.measurements import load_runs
 from canonlm.report.page import render
 from canonlm.runs import folder as run_folder
 from canonlm.runs import rows

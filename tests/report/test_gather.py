@@ -12,8 +12,8 @@ from folders import evaluation, text_evaluation, write_run, write_text_run
 from reading import numbers, visible_text
 from rich.console import Console
 
+from canonlm.experiments.published.runs import runs_curves
 from canonlm.report import load_play, tables, write_report
-from canonlm.report.frames import runs_curves
 from canonlm.report.settings import unplanned
 from canonlm.runs.folder import run_folders
 from canonlm.runs.gather import gather

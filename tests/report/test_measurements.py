@@ -59,7 +59,7 @@ def test_every_number_of_a_run_is_a_row(tmp_path):
             expected.append((kind, "test", *at, "all", "loss", row["loss"], None, None))
     expected += [("final", None, 800, 800 * TOKENS, "all", *row, None, None)
                for row in (("train_seconds", 12.5), ("tokens_per_s", 60_000.0))]  # fmt: skip
-    columns = ("kind", "split", "step", "tokens", "slice", "measure", "value", "correct", "total")
+    columns = ("kind", "split", "step", "tokens", "slice", "metric", "value", "correct", "total")
     assert sorted(frame.select(columns).rows(), key=str) == sorted(expected, key=str)
 
 
@@ -83,8 +83,8 @@ def test_a_diverged_run_has_rows_without_values(tmp_path):
     write_run(tmp_path / "a", evals=[row], losses=[(50, float("nan"))])
     frame, _ = warned(tmp_path)
     lost = only(frame, kind="evaluation").filter(pl.col("value").is_null())
-    assert sorted(lost["measure"]) == ["kl", "loss"]
-    assert only(frame, kind="training", measure="loss")["value"].to_list() == [None]
+    assert sorted(lost["metric"]) == ["kl", "loss"]
+    assert only(frame, kind="training", metric="loss")["value"].to_list() == [None]
 
 
 def test_text_runs_and_later_evaluations(tmp_path):
@@ -96,12 +96,12 @@ def test_text_runs_and_later_evaluations(tmp_path):
     ])  # fmt: skip
     frame = quiet(tmp_path)
     final = only(frame, kind="final").filter(pl.col("split") == "test")
-    assert sorted(final.select("slice", "measure", "value", "total").rows()) == [
+    assert sorted(final.select("slice", "metric", "value", "total").rows()) == [
         ("all", "loss", 1.75, None), ("code", "bits_per_byte", 0.25, 1000), ("code", "loss", 1.0, 1000),
         ("web", "bits_per_byte", 0.5, 3000), ("web", "loss", 2.0, 3000),
     ]  # fmt: skip
     [requested] = only(frame, kind="suite").to_dicts()
-    expected = {"run": "a", "task": "multihop", "slice": "1hop-2k", "measure": "exact", "value": 0.25, "stderr": 0.01,
+    expected = {"run": "a", "task": "multihop", "slice": "1hop-2k", "metric": "exact", "value": 0.25, "stderr": 0.01,
               "total": 1000, "step": 200, "tokens": 200 * TOKENS, "seed": 0}  # fmt: skip
     assert {key: requested[key] for key in expected} == expected
 
@@ -123,8 +123,8 @@ def test_folders_of_each_kind(tmp_path):
     alone = write_run(tmp_path / "all" / "alone", evals=ROWS)
     for folders, count in ((tmp_path / "all" / "play", 3), (tmp_path / "all", 4), ([alone, tmp_path / "all"], 4)):
         frame = quiet(folders)
-        assert only(frame, kind="final", measure="accuracy", slice="all")["run"].n_unique() == count
-        assert len(only(frame, kind="final", measure="accuracy", slice="all")) == count
+        assert only(frame, kind="final", metric="accuracy", slice="all")["run"].n_unique() == count
+        assert len(only(frame, kind="final", metric="accuracy", slice="all")) == count
     with pytest.raises(ValueError, match="expected a folder with runs"):
         quiet(tmp_path / "nowhere")
 

@@ -54,15 +54,16 @@ def written(demo):
 
 def test_every_number_on_the_page_is_in_the_metrics(demo, written):
     lines = [
-        (line["run"], line["row"], int(line["step"]), line["slice"], int(line["correct"]), int(line["total"]))
+        (line["run"], line["kind"], int(line["step"]), line["slice"], int(line["correct"]), int(line["total"]))
         for line in numbers(written)
+        if line["correct"]
     ]
     want = []
     for run in (demo / "runs").iterdir():
         rows = metrics(run)
         want += [
             (run.name, kind, row["step"], f"{k}={v}", part["correct"], part["total"])
-            for kind, row in [*(("eval", row) for row in rows), ("final", rows[-1])]
+            for kind, row in [*(("evaluation", row) for row in rows), ("final", rows[-1])]
             for part in row["slices"]
             for k, v in part["slice"].items()
         ]

@@ -12,10 +12,10 @@ from canonlm.experiments.published import AVERAGES, BENCHMARKS, GROUPS, LOWER_IS
 from canonlm.experiments.published.benchmarks import DIFFICULTIES
 from canonlm.experiments.published.names import setting_of
 from canonlm.experiments.published.training import as_in_the_paper
-from canonlm.experiments.tidy import MODEL, QUESTION, SCHEMA, paired
 from canonlm.launch.recipes import find, load_preset
 from canonlm.report import published as package
 from canonlm.runs.identity import settings
+from canonlm.runs.table import MODEL, QUESTION, RESULTS, SCHEMA, paired
 from canonlm.train.config import resolve
 from canonlm.train.load_config import load
 
@@ -101,7 +101,7 @@ def finals():
 )
 def test_every_number_equals_the_printed_one(name, rows, total, check):
     frame = getattr(package, name)()
-    assert frame.schema == pl.Schema({column: getattr(pl, kind) for column, kind in SCHEMA.items()})
+    assert frame.schema == pl.Schema({column: SCHEMA[column] for column in RESULTS})
     assert len(frame) == rows
     assert frame["value"].sum() == pytest.approx(total, abs=1e-6)
     assert digest(by_column(frame)) == check

@@ -187,11 +187,11 @@ def test_your_runs_are_shown_beside_the_paper_cell_by_cell(browser, tmp_path):
     mine = {"source": "yours", "model": nasty, "arch": "Llama", "canon": "ABCD", "size": "12L768D", "tokens": 10**9,
             "lr": 1e-3, "seed": 0, "task": "depo", "setting": "depo1-225", "slice": "k=8", "metric": "accuracy",
             "unit": "%", "value": 90.0}  # fmt: skip
-    numbers = pl.concat([published.grids(), tidy.frame([mine])])
-    curve = tidy.frame([mine | {"tokens": 10**8 * step, "value": 10.0 * step} for step in range(1, 10)])
+    numbers = pl.concat([published.grids(), tidy.results([mine])])
+    curve = tidy.results([mine | {"tokens": 10**8 * step, "value": 10.0 * step} for step in range(1, 10)])
     preset = resolve({**load_preset("depo", "paper", "depo1-225").run, "arch": "llama+canon"}).model_dump(mode="json")
     settings = {nasty: flat(preset), "short": flat(preset) | {"train.steps": 100}}
-    numbers = pl.concat([numbers, tidy.frame([mine | {"model": "short", "seed": 1}])])
+    numbers = pl.concat([numbers, tidy.results([mine | {"model": "short", "seed": 1}])])
     path = results_page.write_results(results_payload.Shown(numbers, curve, settings), tmp_path / "mine.html")
     load(browser, path)
     browser.execute_script("document.querySelectorAll('details').forEach(part => part.open = true)")

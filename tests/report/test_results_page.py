@@ -30,7 +30,7 @@ def data(page):
 
 
 def shown(numbers, **others):
-    return results_payload.Shown(numbers, tidy.frame(), **others)
+    return results_payload.Shown(numbers, tidy.results(), **others)
 
 
 def read_back(page):
@@ -139,14 +139,14 @@ def test_hostile_names_are_text_and_skipped_runs_are_reported():
     nasty = "</script><img src=x onerror=alert(1)>"
     row = {"source": "yours", "model": nasty, "arch": nasty, "canon": "none", "task": nasty, "slice": nasty,
            "metric": "accuracy", "unit": "%", "value": 50.0}  # fmt: skip
-    page = results_page.render(shown(tidy.frame([row]), left_out=[LeftOut(nasty, "no config.yaml")]))
+    page = results_page.render(shown(tidy.results([row]), left_out=[LeftOut(nasty, "no config.yaml")]))
     assert "<img" not in page.replace("<img src=x onerror=alert(1)>'", "")
     assert read_back(page)["models"][0]["model"] == nasty
     assert f"{nasty}: no config.yaml" in visible_text(page)
 
 
 def test_a_page_of_nothing_is_still_a_page():
-    data = read_back(results_page.render(shown(tidy.frame())))
+    data = read_back(results_page.render(shown(tidy.results())))
     assert (data["models"], data["pairs"], data["curves"]) == ([], [], [])
 
 
@@ -174,14 +174,14 @@ def test_values_that_are_none_do_not_break_the_page():
         "unit": "%",
         "value": 50.0,
     }
-    data = read_back(results_page.render(shown(tidy.frame([row | {"stderr": math.nan}]))))
+    data = read_back(results_page.render(shown(tidy.results([row | {"stderr": math.nan}]))))
     assert data["scores"]["stderr"] == [None]
 
 
 def test_long_curves_are_thinned_and_keep_their_last_point():
     about = {"source": "yours", "model": "m", "task": "train", "slice": "all", "metric": "loss", "unit": ""}
-    curve = tidy.frame([about | {"tokens": step, "value": 1.0 / step} for step in range(1, 5002)])
-    [thin] = read_back(results_page.render(results_payload.Shown(tidy.frame(), curve)))["curves"]
+    curve = tidy.results([about | {"tokens": step, "value": 1.0 / step} for step in range(1, 5002)])
+    [thin] = read_back(results_page.render(results_payload.Shown(tidy.results(), curve)))["curves"]
     assert len(thin["tokens"]) <= 400
     assert thin["tokens"][-1] == 5001
     assert all(value == 1.0 / step for step, value in zip(thin["tokens"], thin["values"], strict=True))
@@ -200,9 +200,9 @@ def test_runs_trained_differently_are_not_paired(tmp_path):
 def test_saved_models_of_unknown_training_are_not_paired():
     about = {"source": "yours", "arch": "Llama", "task": "piqa", "slice": "all", "metric": "acc", "unit": "%"}
     rows = [about | {"model": canon, "canon": canon, "value": 50.0} for canon in ("none", "ABCD")]
-    assert len(tidy.paired(tidy.frame(rows))) == 0
+    assert len(tidy.paired(tidy.results(rows))) == 0
     trained = [row | {"tokens": 10, "lr": 0.1, "seed": 0} for row in rows]
-    assert len(tidy.paired(tidy.frame(trained))) == 1
+    assert len(tidy.paired(tidy.results(trained))) == 1
 
 
 def test_means_over_seeds_have_a_count_and_equal_runs_no_interval(tmp_path):

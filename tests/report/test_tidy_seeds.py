@@ -69,7 +69,7 @@ def test_means_over_seeds(drawn):
         if row["seed"] is not None and row["arch"] is not None and row["value"] is not None:
             groups[tuple(row.get(key) for key in keys)][row["seed"]].append(row["value"])
     want = {key: interval(seeds, key[-1], 0.0) for key, seeds in groups.items() if len(seeds) > 1}
-    result = tidy.over_seeds(tidy.frame(drawn))
+    result = tidy.over_seeds(tidy.results(drawn))
     assert result.columns == [*keys, "value", "low", "high", "runs"]
     same(numbers_by_key(result, keys, "value"), want)
 
@@ -90,7 +90,7 @@ def test_mean_differences_over_seeds(drawn):
                 key = (*(base.get(k) for k in keys[:5]), base["canon"], "ABCD", *fields)
                 groups[key][base["seed"]].append(canon["value"] - base["value"])
     want = {key: interval(seeds, key[-1], -100.0) for key, seeds in groups.items() if len(seeds) > 1}
-    result = tidy.paired_over_seeds(tidy.frame(drawn))
+    result = tidy.paired_over_seeds(tidy.results(drawn))
     assert result.columns == [*keys, "delta", "low", "high", "runs"]
     same(numbers_by_key(result, keys, "delta"), want)
 
@@ -101,12 +101,12 @@ def test_the_difference_is_taken_seed_by_seed():
     both = [fields | {"canon": canon, "seed": seed, "value": 20.0 + 25 * seed + gain}
             for seed, gains in enumerate(((0, 2), (0, 3), (0, 4)))
             for canon, gain in zip(("none", "ABCD"), gains, strict=True)]  # fmt: skip
-    (row,) = tidy.paired_over_seeds(tidy.frame(both)).iter_rows(named=True)
+    (row,) = tidy.paired_over_seeds(tidy.results(both)).iter_rows(named=True)
     truth = stats.ttest_rel([22, 48, 74], [20, 45, 70]).confidence_interval(0.95)
     assert (row["delta"], row["runs"]) == (3.0, 3)
     assert (row["low"], row["high"]) == (pytest.approx(truth.low), pytest.approx(truth.high))
     assert row["low"] > 0
-    plain, canon = tidy.over_seeds(tidy.frame(both)).sort("value").iter_rows(named=True)
+    plain, canon = tidy.over_seeds(tidy.results(both)).sort("value").iter_rows(named=True)
     assert canon["low"] < plain["value"] < canon["value"] < plain["high"]
 
 
@@ -115,16 +115,16 @@ def test_intervals_of_percentages_stay_within_0_and_100():
     losses = [fields | {"canon": canon, "seed": seed, "value": value}
               for seed, pair in enumerate(((90.0, 10.0), (60.0, 40.0)))
               for canon, value in zip(("none", "ABCD"), pair, strict=True)]  # fmt: skip
-    ends = tidy.paired_over_seeds(tidy.frame(losses)).select("delta", "low", "high", "runs").rows()
+    ends = tidy.paired_over_seeds(tidy.results(losses)).select("delta", "low", "high", "runs").rows()
     assert ends == [(-50.0, -100.0, 100.0, 2)]
-    assert tidy.over_seeds(tidy.frame(losses)).select("low", "high").rows() == [(0.0, 100.0)] * 2
+    assert tidy.over_seeds(tidy.results(losses)).select("low", "high").rows() == [(0.0, 100.0)] * 2
 
 
 def test_missing_and_infinite_values_do_not_count_as_runs():
     values = [1.0, 2.0, math.nan, math.inf, None]
     fields = [{"arch": "Llama", "seed": seed, "task": "depo", "unit": "", "value": x} for seed, x in enumerate(values)]
-    assert tidy.over_seeds(tidy.frame(fields)).select("value", "runs").rows() == [(1.5, 2)]
-    assert tidy.over_seeds(tidy.frame(fields[1:])).is_empty()
+    assert tidy.over_seeds(tidy.results(fields)).select("value", "runs").rows() == [(1.5, 2)]
+    assert tidy.over_seeds(tidy.results(fields[1:])).is_empty()
 
 
 def test_the_eight_seeds_of_the_paper():

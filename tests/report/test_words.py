@@ -6,10 +6,10 @@ import pytest
 from folders import evaluation, write_run
 from reading import visible_text
 
+from canonlm.experiments.published.runs import runs_frame
 from canonlm.report import load_play, read_runs, render, summarise
 from canonlm.report.charts import learning_curves
 from canonlm.report.format import in_words, number, percent, points, quantity, scale_words, signed, slice_label, span
-from canonlm.report.frames import runs_frame
 from canonlm.report.sentences import verdict
 from canonlm.report.theme import DARK, LOOKS, looks
 from canonlm.runs.identity import short

@@ -8,7 +8,7 @@ from rich.table import Table
 from canonlm.cli.lazy import on_use
 from canonlm.cli.options import Overrides, Recipe
 from canonlm.cli.status import doing, load_torch, say
-from canonlm.experiments.tidy import short_size
+from canonlm.runs.identity import short_size
 
 with on_use():
     from canonlm.launch import recipes

@@ -14,10 +14,12 @@ from canonlm.cli.lazy import on_use
 from canonlm.cli.options import write_to
 from canonlm.cli.status import say
 from canonlm.core.errors import writing
+from canonlm.experiments import published
 from canonlm.experiments.published.benchmarks import DIFFICULTIES
-from canonlm.report import frames, published, results_page, results_payload, tidy
+from canonlm.experiments.published.runs import nothing_in, runs_curves, runs_frame
+from canonlm.report import results_page, results_payload
 from canonlm.report import results_tables as tables
-from canonlm.report.sheet import write_frame
+from canonlm.runs import table
 from canonlm.runs.gather import gather
 from canonlm.runs.load import LeftOut
 
@@ -76,13 +78,13 @@ def results(
             _print_left_out(left_out)
             return 0
     numbers, left_out = _read(folders, curves)
-    kept = tidy.choose(numbers, filters)
+    kept = table.choose(numbers, filters)
     if group is not None:
         requested = [column for columns in tables.named(numbers, group).values() for column in columns]
         kept = tables.only(kept, requested)
     if csv or json:
-        rows = tidy.paired(kept) if paired else kept
-        for path, text in ((csv, partial(write_frame, rows)), (json, rows.write_json)):
+        rows = table.paired(kept) if paired else kept
+        for path, text in ((csv, partial(table.write_csv, rows)), (json, rows.write_json)):
             if path:
                 write_to(path, text(), "--csv" if path is csv else "--json")
     else:
@@ -105,9 +107,9 @@ def _read(folders: list[Path], curves: bool) -> "tuple[pl.DataFrame, list[LeftOu
     published_rows = published.curves() if curves else published.everything()
     if not folders:
         return published_rows, []
-    user_rows, left_out = (frames.runs_curves if curves else frames.runs_frame)(folders)
+    user_rows, left_out = (runs_curves if curves else runs_frame)(folders)
     if not len(user_rows):
-        raise frames.nothing_in(folders[0], left_out)
+        raise nothing_in(folders[0], left_out)
     return pl.concat([published_rows, user_rows]), left_out
 
 
@@ -121,7 +123,7 @@ def _page(folders: list[Path], filters: list[str], out: Path) -> Sequence[LeftOu
 def _show(numbers: "pl.DataFrame", group: str | None, paired: bool, usual: bool) -> None:
     """Print the tables of a group. Without one: of all groups with numbers of the user, or else of the short group."""
     if paired:
-        numbers = tidy.paired(numbers)
+        numbers = table.paired(numbers)
     user_numbers = numbers.filter(pl.col("source") == "yours")
     groups = tables.groups_of(user_numbers if len(user_numbers) else numbers)
     if group is not None:

@@ -14,15 +14,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import polars as pl
+
 from canonlm.experiments.published import differing, published, slimpajama
 from canonlm.experiments.published.benchmarks import BENCHMARKS, LOWER_IS_BETTER
-from canonlm.experiments.tidy import QUESTION, paired
 from canonlm.runs.seed_statistics import t_factor, t_interval
+from canonlm.runs.table import QUESTION, paired
 from canonlm.train.config import Settings
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from canonlm.experiments.verdicts import State
 
 FLAT = 1.0
@@ -90,8 +90,6 @@ def retests(test: TableTest) -> Iterator[Retest]:
 
 def _pairs(test: TableTest, column: str, paper: str) -> Retest:
     """With Canon layers minus without, at equal rates. A pair that differs in its norm, too, is left out."""
-    import polars as pl
-
     other_norms = differing().filter(setting=NORM)["canon_model"].to_list()
     scores = published().filter(~pl.col("model").is_in(other_norms))
     rows = paired(scores.filter(pl.col("arch") == test.pairs, *_is_of(column)))
@@ -106,8 +104,6 @@ def _pairs(test: TableTest, column: str, paper: str) -> Retest:
 def _against_seeds(test: TableTest, column: str) -> Iterator[Retest]:
     """The paper's models of 1.3B with variants of the architecture and Canon layers, each against eight seeds without:
     the interval of one new run minus the mean of the seeds."""
-    import polars as pl
-
     rows = slimpajama().filter(*_is_of(column))
     seeds = rows.filter(pl.col("seed").is_not_null())["value"].to_list()
     spread = t_factor(len(seeds)) * statistics.stdev(seeds) * math.sqrt(1 + 1 / len(seeds))
@@ -131,16 +127,12 @@ def _between(test: TableTest, column: str, paper: str) -> Retest:
 
 def _by_size(family: list[str], column: str) -> dict[str, list[float]]:
     """Scores of the models with 1T tokens at the rates 0.002 and 0.003, which every family was trained at."""
-    import polars as pl
-
     arch, canon = family
     conditions = (pl.col("arch") == arch, pl.col("canon") == canon, pl.col("lr").is_in([0.002, 0.003]))
     rows = published().filter(*conditions, *_is_of(column), pl.col("tokens") < 1.5e12).sort("size", "lr")
     return {size: rows.filter(size=size)["value"].to_list() for size in rows["size"].unique(maintain_order=True)}
 
 
-def _is_of(column: str) -> "Sequence[pl.Expr]":
-    import polars as pl
-
+def _is_of(column: str) -> Sequence[pl.Expr]:
     benchmark = BENCHMARKS[column]
     return [pl.col(key) == getattr(benchmark, key) for key in QUESTION if key in ("task", "slice", "metric")]

@@ -1,6 +1,6 @@
 """Verdicts on the paper's claims: supported, contradicted, undecided or untested, with intervals.
 
-A claim is a set of comparisons, its parts. A comparison uses seeds as observations (`canonlm.runs.seed_statistics`), and a
+A claim is a set of comparisons, its parts. A comparison uses seeds as observations (`canonlm.runs.seed_statistics`). A
 difference that is significantly smaller than the one that matters contradicts it. `combined` gives the claim's verdict.
 """
 

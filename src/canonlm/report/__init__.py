@@ -1,17 +1,30 @@
-"""Turns run folders into tables and one HTML page. Needs no torch and no network."""
+"""Turns run folders into tables and one HTML page. Needs no torch and no network.
 
-from canonlm.experiments import published, tidy
-from canonlm.report.numbers import numbers_csv
-from canonlm.report.page import render, write_report
-from canonlm.report.play import Play, Section, load_play
-from canonlm.report.sheet import read_csv
-from canonlm.report.table import best_table, rate_table, tables
-from canonlm.runs.load import LeftOut, Run, load_run, read_runs
-from canonlm.runs.seed_statistics import Spread
-from canonlm.runs.summary import Architecture, Difference, Rate, differences, fairness, summarise, wilson
+Names are loaded on first use, so that progress in a terminal does not wait for data frames.
+"""
 
-__all__ = [
-    "Architecture", "Difference", "LeftOut", "Play", "Rate", "Run", "Section", "Spread", "best_table", "differences",
-    "fairness", "load_play", "load_run", "numbers_csv", "published", "rate_table", "read_csv", "read_runs", "render",
-    "summarise", "tables", "tidy", "wilson", "write_report",
-]  # fmt: skip
+import importlib
+from typing import Any
+
+_NAMES = {
+    "canonlm.report.page": ("numbers_csv", "render", "write_report"),
+    "canonlm.report.play": ("Play", "Section", "load_play"),
+    "canonlm.report.table": ("best_table", "rate_table", "tables"),
+    "canonlm.runs.load": ("LeftOut", "Run", "load_run", "read_runs"),
+    "canonlm.runs.seed_statistics": ("Spread",),
+    "canonlm.runs.summary": ("Architecture", "Difference", "Rate", "differences", "fairness", "summarise", "wilson"),
+    "canonlm.runs.table": ("read_csv",),
+}
+_MODULES = {
+    "frames": "canonlm.experiments.published.runs",
+    "published": "canonlm.experiments.published",
+    "tidy": "canonlm.runs.table",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
+    if module := next((module for module, names in _NAMES.items() if name in names), None):
+        return getattr(importlib.import_module(module), name)
+    raise AttributeError(f"module 'canonlm.report' has no attribute {name!r}")

@@ -4,11 +4,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import polars as pl
+
 from canonlm.core.files import write_text
+from canonlm.experiments.published import names
 from canonlm.report.blocks import Block, fold, page, table
 from canonlm.report.evals import suite_tables
 from canonlm.report.format import count_of, listed, sentence
-from canonlm.report.numbers import numbers_csv
 from canonlm.report.play import LeftOut, Play, load_play
 from canonlm.report.results_payload import of_runs, payload
 from canonlm.report.section import section_blocks
@@ -18,6 +20,7 @@ from canonlm.runs.folder import Folders, as_paths
 from canonlm.runs.groups import group_of_each
 from canonlm.runs.load import Run, TextRun
 from canonlm.runs.summary import summarise
+from canonlm.runs.table import RUN_COLUMNS, SCHEMA, measurements, write_csv
 
 MAX_NAMES = 3
 
@@ -101,6 +104,14 @@ def _closing(play: Play) -> list[Block]:
         *fold("Run it again", [command]),
         {"sheet": {"name": "report.csv", "text": numbers_csv(play)}},
     ]
+
+
+def numbers_csv(play: Play) -> str:
+    """Every evaluation of every run as CSV, with the columns of `canonlm.load_runs` after that of the section."""
+    rows, _ = measurements(play.gathered, names, ("evaluation", "final"))
+    listed_runs = [(part.heading, run.name) for part in play.parts for run in part.runs]
+    sections = pl.DataFrame(listed_runs, {"section": pl.String, "run": SCHEMA["run"]}, orient="row")
+    return write_csv(sections.join(rows, on="run", maintain_order="left_right").select("section", *RUN_COLUMNS))
 
 
 def _remarks(run: Run | TextRun) -> list[str]:

@@ -1,27 +1,26 @@
 """The data behind the views of results, as one JSON value: models, questions, scores, pairs, curves, settings.
 
-Numbers are as in the frames of `canonlm.experiments.tidy`; only differences are computed in the browser.
+Numbers are as in the frames of `canonlm.runs.table`; only differences are computed in the browser.
 """
 
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from canonlm.experiments import published, tidy
+import polars as pl
+
+from canonlm.experiments import published
 from canonlm.experiments.published.benchmarks import LOWER_IS_BETTER
 from canonlm.experiments.published.confounders import NOTES, mark, notes
+from canonlm.experiments.published.runs import curves, finals, nothing_in, settings
 from canonlm.experiments.published.training import as_in_the_paper
-from canonlm.experiments.tidy import MODEL, QUESTION, has_canon
-from canonlm.report import frames
 from canonlm.report.results_tables import groups_of
 from canonlm.report.theme import MUTED, Look, looks
 from canonlm.runs.gather import Gathered
 from canonlm.runs.load import LeftOut
-
-if TYPE_CHECKING:
-    import polars as pl
+from canonlm.runs.table import MODEL, QUESTION, choose, has_canon, over_seeds, paired, paired_over_seeds, results
 
 Row = Mapping[str, Any]
 OVER_SEEDS = "mean over seeds"
@@ -34,37 +33,33 @@ class Shown:
     """The data of a page: final numbers and curves as frames, the settings of models by name (`parameters` among
     them, where known), and what was left out."""
 
-    numbers: "pl.DataFrame"
-    curves: "pl.DataFrame"
+    numbers: pl.DataFrame
+    curves: pl.DataFrame
     settings: Mapping[str, Row] = field(default_factory=dict)
     left_out: Sequence[LeftOut] = ()
 
 
 def beside_the_published(gathered: Sequence[Gathered], filters: Sequence[str] = ()) -> Shown:
     """The published results and the user's, both filtered."""
-    import polars as pl
-
-    finals, left_out = frames.finals(gathered)
-    curves, curves_left_out = frames.curves(gathered)
-    if gathered and not len(finals) and not len(curves):
-        raise frames.nothing_in(gathered[0].folder, [*left_out, *curves_left_out])
-    numbers = tidy.choose(pl.concat([published.everything(), finals]), filters)
-    curves = pl.concat([published.curves(), curves])
+    mine, left_out = finals(gathered)
+    of_mine, curves_left_out = curves(gathered)
+    if gathered and not len(mine) and not len(of_mine):
+        raise nothing_in(gathered[0].folder, [*left_out, *curves_left_out])
+    numbers = choose(pl.concat([published.everything(), mine]), filters)
+    along = pl.concat([published.curves(), of_mine])
     if filters:  # filters on final numbers do not apply to the tokens and questions of curves
-        curves = curves.join(numbers.select("source", "model").unique(), on=["source", "model"], how="semi")
-    names = {*numbers["model"], *curves["model"]}
-    known = {row["model"]: row for row in published.settings().iter_rows(named=True)} | frames.settings(gathered)
-    settings = {name: row for name, row in known.items() if name in names}
-    return Shown(numbers, curves, settings, list(dict.fromkeys([*left_out, *curves_left_out])))
+        along = along.join(numbers.select("source", "model").unique(), on=["source", "model"], how="semi")
+    names = {*numbers["model"], *along["model"]}
+    known = {row["model"]: row for row in published.settings().iter_rows(named=True)} | settings(gathered)
+    shown_settings = {name: row for name, row in known.items() if name in names}
+    return Shown(numbers, along, shown_settings, list(dict.fromkeys([*left_out, *curves_left_out])))
 
 
 def of_runs(gathered: Sequence[Gathered]) -> Shown:
     """The user's final results, and the paper's of the same synthetic tasks."""
-    import polars as pl
-
-    mine, left_out = frames.finals(gathered)
+    mine, left_out = finals(gathered)
     grids = published.grids().filter(pl.col("task").is_in(mine["task"].unique().to_list()))
-    return Shown(pl.concat([mine, grids]), tidy.frame(), frames.settings(gathered), left_out)
+    return Shown(pl.concat([mine, grids]), results(), settings(gathered), left_out)
 
 
 def payload(shown: Shown) -> dict[str, Any]:
@@ -72,13 +67,13 @@ def payload(shown: Shown) -> dict[str, Any]:
     models, questions = _Places(), _Places()
     scores: list[tuple[Any, ...]] = []
     for row in shown.numbers.iter_rows(named=True):
-        numbers = (row["value"], row["stderr"], row["n"], None, None, 1)
+        numbers = (row["value"], row["stderr"], row["total"], None, None, 1)
         scores.append((models.of(row, MODEL), questions.of(row, QUESTION), *numbers))
     single = set(range(len(models)))
-    for row in tidy.over_seeds(shown.numbers).iter_rows(named=True):
+    for row in over_seeds(shown.numbers).iter_rows(named=True):
         numbers = (row["value"], None, None, row["low"], row["high"], row["runs"])
         scores.append((models.of(row | {"model": OVER_SEEDS}, MODEL), questions.of(row, QUESTION), *numbers))
-    curves = list(_curves(shown.curves, models, questions))
+    along = list(_curves(shown.curves, models, questions))
     all_models = [_model(row, shown.settings) for row in models.rows(MODEL)]
     sizes = {_setting(model): model["parameters"] for model in all_models if model["parameters"]}
     for place, model in enumerate(all_models):
@@ -101,9 +96,9 @@ def payload(shown: Shown) -> dict[str, Any]:
         "pairs": list(_pairs(shown, models)),
         "pairs_over_seeds": [
             {key: row[key] for key in row if key not in QUESTION} | {"question": questions.of(row, QUESTION)}
-            for row in tidy.paired_over_seeds(shown.numbers).iter_rows(named=True)
+            for row in paired_over_seeds(shown.numbers).iter_rows(named=True)
         ],
-        "curves": curves,
+        "curves": along,
         "settings": {name: _plain(values) for name, values in shown.settings.items()},
         "notes": notes(NOTES, several=True),
     }
@@ -183,7 +178,7 @@ def _pairs(shown: Shown, models: _Places) -> Iterator[dict[str, Any]]:
     are a pair unless settings of data or training are known to differ."""
     shared = ("source", "arch", "size", "tokens", "lr", "seed")
     sides = ("base_model", "base_canon", "canon_model", "canon")
-    pairs = tidy.paired(shown.numbers).select(*shared, *sides).unique(maintain_order=True)
+    pairs = paired(shown.numbers).select(*shared, *sides).unique(maintain_order=True)
     for row in pairs.iter_rows(named=True):
         settings = [shown.settings.get(row[f"{side}_model"]) for side in ("base", "canon")]
         if row["source"] == "yours" and not _alike(*settings):
@@ -202,10 +197,8 @@ def _alike(base: Row | None, canon: Row | None) -> bool:
     return all(base.get(key) == canon.get(key) for key in keys)
 
 
-def _curves(curves: "pl.DataFrame", models: _Places, questions: _Places) -> Iterator[dict[str, Any]]:
+def _curves(curves: pl.DataFrame, models: _Places, questions: _Places) -> Iterator[dict[str, Any]]:
     """A curve per model and question. A model is identified by everything but its tokens, which vary along a curve."""
-    import polars as pl
-
     but_tokens = [key for key in MODEL if key != "tokens"]
     at_the_end = {tuple(row[key] for key in but_tokens): row["tokens"] for row in models.rows(MODEL)}
     grouped = curves.filter(pl.col("tokens").is_not_null()).group_by([*but_tokens, *QUESTION], maintain_order=True)

@@ -2,19 +2,17 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import polars as pl
 from rich.table import Table
 from rich.text import Text
 
 from canonlm.core.errors import plain, unknown
 from canonlm.experiments.published.benchmarks import BENCHMARKS, GROUPS, LOWER_IS_BETTER, PERCENT
 from canonlm.experiments.published.confounders import mark, notes
-from canonlm.experiments.tidy import MODEL, QUESTION, short_tokens
 from canonlm.report.format import number, signed
-
-if TYPE_CHECKING:
-    import polars as pl
+from canonlm.runs.table import MODEL, QUESTION, short_tokens
 
 GAP = 2  # spaces between columns
 LONG = 16  # letters; a longer setting is a title instead of a part of every column
@@ -41,7 +39,7 @@ _KNOWN = {column.question for column in _COLUMNS.values()}
 _GROUP_OF_TASK = {b.task: b.group for b in BENCHMARKS.values() if b.group != "perplexity"}
 
 
-def groups_of(numbers: "pl.DataFrame") -> dict[str, list[Column]]:
+def groups_of(numbers: pl.DataFrame) -> dict[str, list[Column]]:
     """The columns that are shown together: the groups of the published benchmarks, and each other task by its name
     (`depo`; `depo: N=8, …` if its setting has no short name).
 
@@ -63,7 +61,7 @@ def groups_of(numbers: "pl.DataFrame") -> dict[str, list[Column]]:
     return {group: columns for group, columns in groups.items() if columns}
 
 
-def named(numbers: "pl.DataFrame", group: str) -> dict[str, list[Column]]:
+def named(numbers: pl.DataFrame, group: str) -> dict[str, list[Column]]:
     """The groups with this name; none if a known group has no numbers. ValueError: no such group."""
     groups = groups_of(numbers)
     matches = {title: columns for title, columns in groups.items() if title.partition(":")[0] == group}
@@ -73,16 +71,14 @@ def named(numbers: "pl.DataFrame", group: str) -> dict[str, list[Column]]:
     return matches
 
 
-def only(numbers: "pl.DataFrame", columns: Sequence[Column]) -> "pl.DataFrame":
+def only(numbers: pl.DataFrame, columns: Sequence[Column]) -> pl.DataFrame:
     """The rows that answer one of the questions."""
-    import polars as pl
-
     schema = dict.fromkeys(QUESTION, pl.String)
     questions = pl.DataFrame([column.question for column in columns], schema, orient="row")
     return numbers.join(questions, on=QUESTION, nulls_equal=True, how="semi", maintain_order="left")
 
 
-def score_tables(numbers: "pl.DataFrame", columns: Sequence[Column], width: int, title: str) -> Iterator[Table | Text]:
+def score_tables(numbers: pl.DataFrame, columns: Sequence[Column], width: int, title: str) -> Iterator[Table | Text]:
     """The models that have a number in one of the columns, the user's last; as many tables as the width requires."""
     models: dict[tuple[Any, ...], dict[Question, str]] = {}
     for row in only(numbers, columns).iter_rows(named=True):
@@ -97,9 +93,9 @@ def score_tables(numbers: "pl.DataFrame", columns: Sequence[Column], width: int,
     yield from _tables(heads, rows, columns, width, title, line_before=num_published)
 
 
-def delta_tables(pairs: "pl.DataFrame", columns: Sequence[Column], width: int) -> Iterator[Table | Text]:
+def delta_tables(pairs: pl.DataFrame, columns: Sequence[Column], width: int) -> Iterator[Table | Text]:
     """A row per pair, then the means over pairs and how many are better or worse with Canon; then notes.
-    pairs: from `canonlm.experiments.tidy.paired`, all of one source."""
+    pairs: from `canonlm.runs.table.paired`, all of one source."""
     same = ("source", "arch", "size", "tokens", "lr", "canon_model", "base_canon", "canon")
     pairs_shown: dict[tuple[Any, ...], dict[Question, str]] = {}
     deltas: dict[Question, list[float]] = {}

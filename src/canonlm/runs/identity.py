@@ -138,6 +138,16 @@ def short(number: float | None) -> str:
     return f"{number:.0f}"
 
 
+def short_size(parameters: Any) -> str | None:
+    """1364396032 → `1.36B`"""
+    if not isinstance(parameters, int) or isinstance(parameters, bool) or parameters <= 0:
+        return None
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if parameters >= size:
+            return f"{parameters / size:.3g}{letter}"
+    return str(parameters)
+
+
 def write(value: Any) -> str:
     """Any value of a setting as text."""
     return value if isinstance(value, str) else json.dumps(value, default=str, skipkeys=True)

@@ -93,8 +93,8 @@ def floored_variance(values: Sequence[float], questions: int | None) -> float:
 
 
 def t_interval(values: Sequence[float], questions: int | None = None) -> tuple[float, float]:
-    """95 % interval of the mean of two or more normal numbers. questions: of a run, if the numbers are accuracies: these
-    have a min variance, and the interval is cut to [0, 1]."""
+    """95 % interval of the mean of two or more normal numbers. questions: of a run, if the numbers are accuracies, with
+    a min variance and an interval in [0, 1]."""
     count = len(values)
     if questions is None:
         mean, half = statistics.mean(values), t_factor(count) * statistics.stdev(values) / math.sqrt(count)

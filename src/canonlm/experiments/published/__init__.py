@@ -1,13 +1,14 @@
-"""The published results as frames: one row per number, in the columns of `canonlm.experiments.tidy.SCHEMA`.
+"""The published results as frames: one row per number, in the columns of `canonlm.runs.table.RESULTS`.
 
 The files beside this one hold them as they were printed; README.md names the source of each. Every call reads its
-files again, which takes milliseconds; polars is imported only then.
+files again, which takes milliseconds.
 """
 
 import re
 from collections.abc import Mapping
 from importlib.resources import files
-from typing import TYPE_CHECKING
+
+import polars as pl
 
 from canonlm.experiments.published.benchmarks import (
     AVERAGES,
@@ -19,10 +20,7 @@ from canonlm.experiments.published.benchmarks import (
     Benchmark,
 )
 from canonlm.experiments.published.counterparts import UNREAD, Counterpart, counterpart
-from canonlm.experiments.tidy import frame, has_canon
-
-if TYPE_CHECKING:
-    import polars as pl
+from canonlm.runs.table import has_canon, results
 
 __all__ = [
     "AVERAGES", "BENCHMARKS", "GROUPS", "LOWER_IS_BETTER", "Benchmark", "Counterpart", "best", "counterpart", "curves",
@@ -33,49 +31,39 @@ SEED = 777  # of all 64 runs
 _IDENTITY = ("model", "arch", "canon", "size", "tokens", "lr")
 
 
-def table(name: str) -> "pl.DataFrame":
+def table(name: str) -> pl.DataFrame:
     """A file as it is: `finals`, `best`, `settings`, `references`, `curves`, `losses`, `grids` or `slimpajama`."""
-    import polars as pl
-
     folder = files(__package__)
     path = next(path for path in (folder / f"{name}.csv", folder / f"{name}.csv.gz") if path.is_file())
     return pl.read_csv(path.read_bytes(), comment_prefix="#", infer_schema_length=None)
 
 
-def settings() -> "pl.DataFrame":
+def settings() -> pl.DataFrame:
     """How the 64 models were trained: one row each."""
     return table("settings")
 
 
-def published() -> "pl.DataFrame":
+def published() -> pl.DataFrame:
     """The final scores of the 64 models."""
-    import polars as pl
-
     about = settings().select(_IDENTITY).with_columns(source=pl.lit("published"), seed=pl.lit(SEED))
-    return _tidy(table("finals").join(about, on="model", how="left", validate="1:1"))
+    return _long(table("finals").join(about, on="model", how="left", validate="1:1"))
 
 
-def best() -> "pl.DataFrame":
+def best() -> pl.DataFrame:
     """The best score over the learning rates, column by column: no model has all those of a row. `lr` is null."""
-    import polars as pl
-
     wide, known = table("best"), settings()
     about = pl.DataFrame([_of_group(name, known) for name in wide["model"]], infer_schema_length=None)
-    return _tidy(wide.join(about, on="model", how="left", validate="1:1"))
+    return _long(wide.join(about, on="model", how="left", validate="1:1"))
 
 
-def references() -> "pl.DataFrame":
+def references() -> pl.DataFrame:
     """Open models of others on the standard benchmarks. `tokens` is as rounded as published."""
-    import polars as pl
-
     tokens = (pl.col("tokens").str.strip_suffix("T").cast(pl.Float64) * 1e12).round().cast(pl.Int64)
-    return _tidy(table("references").drop("date").with_columns(tokens=tokens, source=pl.lit("reference")))
+    return _long(table("references").drop("date").with_columns(tokens=tokens, source=pl.lit("reference")))
 
 
-def slimpajama() -> "pl.DataFrame":
+def slimpajama() -> pl.DataFrame:
     """The paper's models of 1.3B parameters, trained on 100B tokens. RoPE without Canon has eight seeds."""
-    import polars as pl
-
     wide = table("slimpajama")
     rows = []
     for arch, variant in wide.select("arch", "variant").iter_rows():
@@ -84,10 +72,10 @@ def slimpajama() -> "pl.DataFrame":
             "source": "paper", "model": f"{arch} {variant}", "arch": _ARCHS.get(arch, arch), "canon": _sites(variant),
             "size": "1.3B", "tokens": 100_000_000_000, "seed": int(seed[1]) if seed else None,
         })  # fmt: skip
-    return _tidy(pl.concat([pl.DataFrame(rows), wide.drop("arch", "variant")], how="horizontal"))
+    return _long(pl.concat([pl.DataFrame(rows), wide.drop("arch", "variant")], how="horizontal"))
 
 
-def grids() -> "pl.DataFrame":
+def grids() -> pl.DataFrame:
     """The paper's grids of synthetic tasks: `setting` is the name of a difficulty as `canonlm.tasks` has it.
 
     `table("grids")` also has the figure of each number, and notes on how it was read. `counterpart`: how to train it.
@@ -102,14 +90,12 @@ def grids() -> "pl.DataFrame":
             "canon": _sites(row["variant"]), "size": row["size"], "task": task, "setting": setting, "slice": slice,
             "metric": "accuracy" if share else "kl", "unit": PERCENT if share else "", "value": row["value"],
         })  # fmt: skip
-    return frame(rows)
+    return results(rows)
 
 
-def curves() -> "pl.DataFrame":
+def curves() -> pl.DataFrame:
     """Benchmarks during training, 40 points for each of the 64 models, and the training loss (nats per token, mean of
     50 records) of the 48 linear ones: `tokens`: seen up to each point."""
-    import polars as pl
-
     scores = table("curves").unpivot(index=["model", "tokens_M"], variable_name="curve")
     losses = table("losses").rename({"loss": "value"}).with_columns(curve=pl.lit("loss"))
     questions = {**CURVES, "loss": ("train", "all", "loss")}
@@ -121,7 +107,7 @@ def curves() -> "pl.DataFrame":
     long = pl.concat([scores, losses.select(scores.columns)]).join(names, on="curve", how="left", maintain_order="left")
     is_loss = pl.col("metric") == "loss"
     long = long.join(settings().select(_IDENTITY).drop("tokens"), on="model", how="left", maintain_order="left")
-    return frame(
+    return results(
         long.with_columns(
             source=pl.lit("published"),
             seed=pl.lit(SEED),
@@ -132,11 +118,9 @@ def curves() -> "pl.DataFrame":
     )
 
 
-def differing() -> "pl.DataFrame":
+def differing() -> pl.DataFrame:
     """The settings besides Canon layers in which the two models of a published pair differ: base_model, canon_model,
     setting, base, canon. Without the number of parameters, to which Canon layers add."""
-    import polars as pl
-
     same = ("arch", "size", "tokens", "lr")
     pairs: dict[tuple[object, ...], dict[bool, dict[str, object]]] = {}
     for row in settings().iter_rows(named=True):
@@ -150,17 +134,13 @@ def differing() -> "pl.DataFrame":
     return pl.DataFrame(rows, schema=["base_model", "canon_model", "setting", "base", "canon"], orient="row")
 
 
-def everything() -> "pl.DataFrame":
+def everything() -> pl.DataFrame:
     """All results but the curves, which would mix final scores with scores during training."""
-    import polars as pl
-
     return pl.concat([published(), best(), references(), slimpajama(), grids()])
 
 
-def _tidy(wide: "pl.DataFrame") -> "pl.DataFrame":
+def _long(wide: pl.DataFrame) -> pl.DataFrame:
     """One row per number, from a table with the columns of `BENCHMARKS`; empty cells have no row."""
-    import polars as pl
-
     columns = [name for name in wide.columns if name in BENCHMARKS]
     questions = pl.DataFrame(
         [(b.column, b.task, b.slice, b.metric, b.unit) for b in map(BENCHMARKS.__getitem__, columns)],
@@ -172,13 +152,11 @@ def _tidy(wide: "pl.DataFrame") -> "pl.DataFrame":
     long = wide.with_columns(pl.col(columns).cast(pl.Float64)).unpivot(columns, index=index, variable_name="column")
     long = long.drop_nulls("value").join(questions, on="column", how="left", maintain_order="left")
     # Model by model, as they are read; unpivoting gives column by column.
-    return frame(long.join(order, on="model", maintain_order="left").sort("place", maintain_order=True))
+    return results(long.join(order, on="model", maintain_order="left").sort("place", maintain_order=True))
 
 
-def _of_group(name: str, known: "pl.DataFrame") -> Mapping[str, object]:
+def _of_group(name: str, known: pl.DataFrame) -> Mapping[str, object]:
     """The settings that the runs of a row of bests, such as `Llama-8B-Nemo-1T-lr(0.002,0.003)`, have in common."""
-    import polars as pl
-
     start = name.partition("(")[0]
     (row,) = known.filter(pl.col("model").str.starts_with(start)).select(_IDENTITY[1:-1]).unique().to_dicts()
     return {"source": "best", "model": name, **row}

@@ -3,6 +3,8 @@
 from collections.abc import Collection
 from functools import cache
 
+import polars as pl
+
 from canonlm.experiments.published import differing, slimpajama
 from canonlm.experiments.published.benchmarks import PERCENT
 
@@ -44,8 +46,6 @@ def mark(model: str) -> str:
 
 
 def _seeds() -> str:
-    import polars as pl
-
     seeds = slimpajama().filter(pl.col("seed").is_not_null(), pl.col("unit") == PERCENT)
     ranges = seeds.group_by("task", "slice").agg(pl.col("value").max() - pl.col("value").min())
     range_by_question = {(task, slice): value for task, slice, value in ranges.iter_rows()}
