@@ -62,7 +62,7 @@ def test_commands_are_accepted(command, tmp_path, monkeypatch):
     questions = []
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("\n".join(code for page in PAGES for code in files_of(page)))
-    monkeypatch.setattr("canonlm.cli.progress.follow", lambda runs, *_: questions.extend(runs) or [])
+    monkeypatch.setattr("canonlm.cli.live.follow_grid", lambda runs, *_: questions.extend(runs) or [])
     monkeypatch.setattr("canonlm.cli.report.show", lambda *arguments, **options: None)
     arguments = shlex.split(command)[1:]
     if any("…" in argument for argument in arguments):

@@ -112,7 +112,7 @@ def stage(tmp_path_factory):
 def test_the_commands_of_a_page_run(page, stage, tmp_path, monkeypatch, capsys):
     shutil.copytree(stage, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("canonlm.cli.progress.follow", lambda *_: [])
+    monkeypatch.setattr("canonlm.cli.live.follow_grid", lambda *_: [])
     monkeypatch.setattr("canonlm.experiments.replicate.replicate", lambda *_, **__: {})
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
     codes = files_of(page) or [text for _, text in FENCE.findall(page.read_text()) if "\n@task(" in text][:1]

@@ -17,7 +17,7 @@ sys.path.append(str(Path(__file__).parents[1] / "report"))
 from folders import evaluation, text_evaluation, write_run, write_text_run
 
 from canonlm.cli import main
-from canonlm.cli.watch import line
+from canonlm.cli.live import watched_line
 from canonlm.experiments.published.runs import load_runs, runs_curves, runs_frame
 from canonlm.launch.grid import _sections
 from canonlm.report import load_play, tables
@@ -67,7 +67,7 @@ def shown(folder):
         console.print(part)
     watch = Watch(folder)
     watch.read(time.time())
-    lines = [line(run) for run in watch.runs]
+    lines = [watched_line(run) for run in watch.runs]
     for frame in (runs_frame, runs_curves):
         frame([folder])
     load_runs_quietly(folder)

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from canonlm import tasks
-from canonlm.cli import main, progress_bars
+from canonlm.cli import main, status
 from canonlm.data import dump as dumping
 from canonlm.data.answers import numbers
 from canonlm.launch.recipes import load_preset
@@ -215,7 +215,7 @@ def test_an_unfinished_dump_of_other_settings(depo, workdir, monkeypatch, capsys
     def stop(phase, done):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(progress_bars.Count, "__call__", lambda self, phase, done: stop(phase, done))
+    monkeypatch.setattr(status.Count, "__call__", lambda self, phase, done: stop(phase, done))
     assert main(["data", "dump", *DEPO, "--n", "500", "--out", "x.parquet"]) == 130
     assert capsys.readouterr().err == "\ncanonlm: interrupted. The same command continues.\n"
     before = files(workdir)
@@ -261,7 +261,7 @@ def test_two_at_a_time(depo, workdir):
 
 
 def test_lines_show_the_progress(monkeypatch, capsys):
-    monkeypatch.setattr(progress_bars, "EVERY", 0)
+    monkeypatch.setattr(status, "EVERY", 0)
     monkeypatch.setattr(dumping, "PART_TOKENS", 2000)
     assert main(["data", "dump", *DEPO, "--n", "500", "--out", "x.parquet"]) == 0
     output = capsys.readouterr()

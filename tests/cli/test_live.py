@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from canonlm.cli.live import Lines, View, follow, sparkline
+from canonlm.cli.live import RunLines, RunPanel, follow_run, sparkline
 from canonlm.train.config import resolve
 
 SETTINGS = {
@@ -69,7 +69,7 @@ def shown(view, width, **options):
 
 
 def view_of(*rows, settings=SETTINGS):
-    view = View(resolve(settings), Path("runs/demo"))
+    view = RunPanel(resolve(settings), Path("runs/demo"))
     for row in rows:
         view.show(row)
     return view
@@ -155,7 +155,7 @@ def test_time_left(seconds, expected_text):
 
 def test_lines_of_a_log(capsys):
     def line(row, settings=SETTINGS):
-        Lines(resolve(settings), Path("runs/demo")).show(row)
+        RunLines(resolve(settings), Path("runs/demo")).show(row)
         first, second = capsys.readouterr().out.splitlines()
         assert first == "runs/demo: llama+canon, 4,000 steps"
         return second
@@ -171,7 +171,7 @@ def test_lines_of_a_log(capsys):
 
 def test_a_log_has_a_step_every_ten_seconds_and_all_evaluations(capsys):
     now = [0.0]
-    lines = Lines(resolve(SETTINGS), Path("runs/demo"), lambda: now[0])
+    lines = RunLines(resolve(SETTINGS), Path("runs/demo"), lambda: now[0])
     for step in range(1, 61):
         now[0] = step * 0.5
         lines.show(TRAIN | {"step": step})
@@ -183,18 +183,18 @@ def test_a_log_has_a_step_every_ten_seconds_and_all_evaluations(capsys):
 
 def test_follow_in_a_log_on_a_terminal_and_in_other_processes(monkeypatch, capsys, tmp_path):
     monkeypatch.delenv("RANK", raising=False)
-    with follow(resolve(SETTINGS), tmp_path) as on_row:
+    with follow_run(resolve(SETTINGS), tmp_path) as on_row:
         on_row(TRAIN)
         first, second = capsys.readouterr().out.splitlines()  # at once
     assert first == f"{tmp_path}: llama+canon, 4,000 steps"
     assert second.startswith("step 1000/4000  loss 2.1235")
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "100")
-    with follow(resolve(SETTINGS), tmp_path) as on_row:
+    with follow_run(resolve(SETTINGS), tmp_path) as on_row:
         on_row(TRAIN)
     assert "tokens/s" in (output := capsys.readouterr().out)
     assert "╭" in output
     monkeypatch.setenv("RANK", "1")
-    with follow(resolve(SETTINGS), tmp_path) as on_row:
+    with follow_run(resolve(SETTINGS), tmp_path) as on_row:
         on_row(TRAIN)
     assert capsys.readouterr().out == ""

@@ -4,15 +4,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from canonlm.cli.live_page import SECONDS, LivePage
+from canonlm.cli.live import PAGE_SECONDS, LivePage
 
 
 @pytest.fixture
 def written(monkeypatch):
     """The calls that would write a page: whether it was live, and the time."""
     calls = []
-    monkeypatch.setattr("canonlm.cli.live_page.load_play", lambda folder: folder)
-    monkeypatch.setattr("canonlm.cli.live_page.write_page", lambda play, out, live: calls.append(live))
+    monkeypatch.setattr("canonlm.cli.live.load_play", lambda folder: folder)
+    monkeypatch.setattr("canonlm.report.page.write_page", lambda play, out, live: calls.append(live))
     return calls
 
 
@@ -25,12 +25,12 @@ def test_when_it_is_written(tmp_path, written):
     page = LivePage(tmp_path, clock=lambda: now[0])
     page(grid("waiting", "waiting"))
     assert written == [True]
-    now[0] = SECONDS - 1
+    now[0] = PAGE_SECONDS - 1
     page(grid("running", "waiting"))
     assert written == [True]
     page(grid("finished", "waiting"))
     assert written == [True, True]
-    now[0] += SECONDS
+    now[0] += PAGE_SECONDS
     page(grid("finished", "running"))
     assert written == [True, True, True]
     page(grid("finished", "failed"))

@@ -37,7 +37,7 @@ def trained(monkeypatch):
         results.update({run.config.arch: train(run.config, run.folder) for run in runs})
         return []
 
-    monkeypatch.setattr("canonlm.cli.progress.follow", follow)
+    monkeypatch.setattr("canonlm.cli.live.follow_grid", follow)
     monkeypatch.setattr("canonlm.cli.report.show", lambda folder: None)
     return results
 

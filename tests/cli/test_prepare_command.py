@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from canonlm.cli import main, progress_bars
+from canonlm.cli import main, status
 from canonlm.data import pipeline
 from canonlm.data.prepare import Progress
 
@@ -88,8 +88,8 @@ def test_options_reach_the_shards(workdir):
 
 
 def test_a_log_gets_a_line_now_and_then(capsys, monkeypatch):
-    monkeypatch.setattr(progress_bars, "EVERY", 0.0)
-    with progress_bars.Reading() as bar:
+    monkeypatch.setattr(status, "EVERY", 0.0)
+    with status.Reading() as bar:
         bar(Progress(read=5_000_000, total=20_000_000, documents=1200, tokens=3_000_000))
     assert capsys.readouterr().err == "5 of 20 MB, 1,200 documents, 3,000,000 tokens\n"
 

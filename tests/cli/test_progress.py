@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from canonlm.cli.progress import _Lines, short_name, table
+from canonlm.cli.live import GridLines, grid_table, short_name
 from canonlm.launch.grid import PlannedRun
 from canonlm.launch.local import Progress
 from canonlm.launch.remaining import START_SECONDS, seconds_left
@@ -63,7 +63,7 @@ def test_time_left_is_that_of_the_schedule():
 
 def rendered(grid, width, height=40):
     console = Console(width=width, height=height, file=io.StringIO(), force_terminal=True, color_system=None)
-    console.print(table(grid, 2, console))
+    console.print(grid_table(grid, 2, console))
     return console.file.getvalue()
 
 
@@ -94,7 +94,7 @@ def test_running_runs_are_shown_where_not_all_fit():
 
 def test_a_log_has_a_line_every_ten_seconds():
     now, file = [0.0], io.StringIO()
-    lines = _Lines(Console(file=file, width=80), 2, lambda: now[0])
+    lines = GridLines(Console(file=file, width=80), 2, lambda: now[0])
     one, other = grid = [progress("llama", 1e-3, 0), progress("llama+canon", 1e-3, 0)]
     one.state = other.state = "running"
     for step in range(1, 101):  # a step in half a second

@@ -14,7 +14,7 @@ import time
 import pytest
 from rich.console import Console
 
-from canonlm.cli import main, watch
+from canonlm.cli import live, main
 from canonlm.runs.watch import Watch
 
 CONFIG = (
@@ -102,7 +102,7 @@ def test_a_page_that_cannot_be_written(tmp_path, capsys):
 
 
 def test_a_log_of_unfinished_runs(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(watch, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(live, "POLL_SECONDS", 0.02)
     write(tmp_path / "runs" / "done")
     going = write(tmp_path / "runs" / "going", seed=1, steps=10)
     timer = threading.Timer(0.3, lambda: finish(going))
@@ -122,7 +122,7 @@ def test_a_log_of_unfinished_runs(tmp_path, capsys, monkeypatch):
 
 
 def test_following_what_has_finished_ends_at_once(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(watch.time, "sleep", None)
+    monkeypatch.setattr(live.time, "sleep", None)
     write(tmp_path / "runs" / "a")
     assert main(["report", str(tmp_path), "--watch", "--table"]) == 0
     assert not (tmp_path / "report.html").exists()
@@ -134,12 +134,12 @@ def test_a_line_names_the_step_of_the_evaluation(tmp_path):
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"kind": "train", "step": 15, "loss": 2.0, "tokens_per_s": None}) + "\n")
     (run,) = Watch(tmp_path).read((folder / "metrics.jsonl").stat().st_mtime)
-    assert watch.line(run) == "a: running, step 15/20  loss 2.000  at step 10: 1 hop 0.75"
+    assert live.watched_line(run) == "a: running, step 15/20  loss 2.000  at step 10: 1 hop 0.75"
 
 
 def shown(runs, width=140, height=40):
     console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None)
-    console.print(watch.table(runs, height))
+    console.print(live.watched_table(runs, height))
     return console.file.getvalue()
 
 
@@ -171,10 +171,10 @@ def test_names_cannot_send_terminal_escapes(tmp_path):
     write(tmp_path / "runs" / "a\x1b[2Jb\n", arch="\\e[2J")
     following = Watch(tmp_path)
     (run,) = following.read(0.0)
-    assert "\x1b" not in watch.line(run)
-    assert "\n" not in watch.line(run)
+    assert "\x1b" not in live.watched_line(run)
+    assert "\n" not in live.watched_line(run)
     console = Console(file=io.StringIO(), width=200, color_system=None)
-    console.print(watch.table([run, run], 40))
+    console.print(live.watched_table([run, run], 40))
     assert "\x1b" not in console.file.getvalue()
 
 

@@ -13,8 +13,7 @@ from rich.text import Text
 
 from canonlm.cli import completion
 from canonlm.cli.lazy import on_use
-from canonlm.cli.progress_bars import Count
-from canonlm.cli.status import doing, say
+from canonlm.cli.status import Count, doing, say
 from canonlm.core.errors import unknown
 from canonlm.report.format import percent, slice_label
 from canonlm.runs.rows import slice_key

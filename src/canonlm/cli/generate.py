@@ -9,8 +9,7 @@ import typer
 
 from canonlm.cli.lazy import on_use
 from canonlm.cli.options import Device, Dtype, Model, Step, Tokenizer, TrustModel, Variant, opened
-from canonlm.cli.progress_bars import Count
-from canonlm.cli.status import load_torch
+from canonlm.cli.status import Count, load_torch
 from canonlm.core.errors import expected, writing
 from canonlm.core.files import make_folder, write_text
 from canonlm.core.untrusted import parse_json

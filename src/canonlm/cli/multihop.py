@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from canonlm.cli.lazy import on_use
-from canonlm.cli.progress_bars import Count
+from canonlm.cli.status import Count
 
 with on_use():
     from canonlm.suites import multihop as suite

@@ -14,8 +14,7 @@ from canonlm.cli.status import doing, keep_going, load_torch, say
 from canonlm.core.errors import expected
 
 with on_use():
-    from canonlm.cli import live_page, report
-    from canonlm.cli import progress as grid_view
+    from canonlm.cli import live, report
     from canonlm.launch import birth_years, recipes
     from canonlm.launch import grid as grids
     from canonlm.models import names
@@ -76,9 +75,9 @@ def play(
         runs = grids.plan(chosen, folder, archs=archs, lrs=rates, seeds=seeds, overrides=overrides or [], match=match)
     grids.write_plan(runs, chosen, folder, shlex.join(["canonlm", *sys.argv[1:]]))
 
-    page = live_page.LivePage(folder)
+    page = live.LivePage(folder)
     try:
-        grid = grid_view.follow(runs, jobs, page)
+        grid = live.follow_grid(runs, jobs, page)
         for progress in grid:
             if progress.state == "finished" and progress.run.task is None:
                 _ask_birth_years(progress.run)

@@ -8,8 +8,7 @@ import typer
 
 from canonlm.cli.lazy import on_use
 from canonlm.cli.options import NewFolder
-from canonlm.cli.progress_bars import Reading
-from canonlm.cli.status import keep_going, say
+from canonlm.cli.status import Reading, keep_going, say
 from canonlm.core.errors import expected
 from canonlm.data.index import Index
 from canonlm.data.index import check as compare

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from canonlm.cli.live import follow_folders
 from canonlm.cli.status import doing, say
-from canonlm.cli.watch import follow
 from canonlm.core.errors import expected, writing
 from canonlm.report import load_play
 from canonlm.report.page import place_of, write_page
@@ -46,7 +46,7 @@ def report(
         raise expected("--out", "a file in a folder that exists", str(out))
     finished = True
     if watch:
-        finished = follow(folders, _console())
+        finished = follow_folders(folders, _console())
     show(folders, out, page=not table)
     return 0 if finished else 130
 

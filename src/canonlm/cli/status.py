@@ -1,5 +1,5 @@
-"""What commands share about their output: a status line while there is nothing to show yet, and what happens when
-nobody reads it any more (`canonlm train … | head -1`)."""
+"""What commands share about their output: a status line while there is nothing to show yet, bars while there is, and
+what happens when nobody reads it any more (`canonlm train … | head -1`)."""
 
 import io
 import logging
@@ -7,12 +7,25 @@ import os
 import re
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
+
+from canonlm.cli.lazy import on_use
+
+with on_use():  # `canonlm --help` needs none of them
+    from rich import console
+    from rich import progress as rich
+
+    from canonlm.core import errors
+    from canonlm.data import prepare
 
 PATIENCE = 1.0
 """Seconds before a line is shown."""
+
+EVERY = 10.0
+"""Seconds between two lines that stand for a bar."""
 
 
 def say(text: object, **options: Any) -> None:
@@ -28,9 +41,7 @@ class PlainWarnings(logging.Formatter):
 
 
 def _plain(text: str) -> str:
-    from canonlm.core.errors import plain  # imports pydantic, which `--help` does not need
-
-    return re.sub(r"[^\n\t]+", lambda match: plain(match[0]), text)
+    return re.sub(r"[^\n\t]+", lambda match: errors.plain(match[0]), text)
 
 
 @contextmanager
@@ -56,6 +67,64 @@ def doing(what: str) -> Iterator[None]:
         timer.join()
         if is_shown.is_set():
             print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
+
+
+class Bars:
+    """A bar on a terminal; elsewhere a line now and then. Shown during a `with` block, on standard error, so that the
+    output can be piped."""
+
+    def __init__(self, *columns: "rich.ProgressColumn | str") -> None:
+        terminal = console.Console(stderr=True)
+        self._bars = rich.Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal)
+        self._last = time.monotonic()
+
+    def line(self, text: str) -> None:
+        if self._bars.disable and time.monotonic() - self._last >= EVERY:
+            self._last = time.monotonic()
+            self._bars.console.print(text, highlight=False, soft_wrap=True)
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+
+class Count(Bars):
+    """Progress in samples: `with Count(1000, "drawn", "joined") as count: count("drawn", 250)`.
+
+    A phase is shown from its first count on.
+    """
+
+    def __init__(self, total: int, *phases: str) -> None:
+        bar, percent, left = rich.BarColumn(), rich.TaskProgressColumn(), rich.TimeRemainingColumn()
+        super().__init__("{task.description}", bar, percent, left, "{task.fields[rate]}")
+        self.total = total
+        self._tasks = {phase: self._bars.add_task(phase, total=total, visible=False, rate="") for phase in phases}
+        self._since: dict[str, tuple[float, int]] = {}
+
+    def __call__(self, phase: str, done: int) -> None:
+        now = time.monotonic()
+        begun, before = self._since.setdefault(phase, (now, done))
+        rate = f"{(done - before) / (now - begun):,.0f} samples/s" if now > begun else ""
+        self._bars.update(self._tasks[phase], completed=done, visible=True, rate=rate)
+        self.line(f"{phase} {done:,} of {self.total:,} samples  {rate}".rstrip())
+
+
+class Reading(Bars):
+    """Progress of `canonlm data prepare`: in bytes, with documents and tokens."""
+
+    def __init__(self) -> None:
+        bar, left = rich.BarColumn(), rich.TimeRemainingColumn()
+        counts = "{task.fields[documents]:,} documents  {task.fields[tokens]:,} tokens"
+        super().__init__(bar, rich.DownloadColumn(), rich.TransferSpeedColumn(), left, counts)
+        self._task = self._bars.add_task("", total=None, documents=0, tokens=0)
+
+    def __call__(self, now: "prepare.Progress") -> None:
+        self._bars.update(self._task, completed=now.read, total=now.total, documents=now.documents, tokens=now.tokens)
+        share = f"{now.read / 1e6:,.0f} of {now.total / 1e6:,.0f} MB"
+        self.line(f"{share}, {now.documents:,} documents, {now.tokens:,} tokens")
 
 
 class _Output(io.FileIO):

@@ -38,7 +38,7 @@ def train(
         run = load_config.load(path, overrides or [], lambda run: build.check(data.complete(run)), trust=trust)
     folder = out or Path("runs") / path.stem
     try:
-        with live.follow(run, folder) as on_row:
+        with live.follow_run(run, folder) as on_row:
             result = loop.train(run, folder, on_row)
         code, message = 0, f"finished: {result['steps']} steps, {result['tokens']} tokens"
     except loop.Interrupted as error:
