@@ -14,6 +14,7 @@ from canonlm.launch.remaining import START_SECONDS, seconds_left
 from canonlm.report.format import in_words
 from canonlm.runs.identity import run_name
 from canonlm.runs.rows import TrainRow, evaluation
+from canonlm.runs.task_info import TaskInfo
 from canonlm.train.config import resolve
 
 SETTINGS = {
@@ -111,7 +112,7 @@ def test_a_log_has_a_line_every_ten_seconds():
 
 
 def scores(task, row):
-    return in_words(task, evaluation(row, 0))
+    return in_words(TaskInfo(task), evaluation(row, 0))
 
 
 def entry(where, correct, total=10):

@@ -19,6 +19,7 @@ from canonlm.report.charts import BOUND, final_chart, learning_curves, size_curv
 from canonlm.report.evals import rows as rows_of_suite
 from canonlm.report.format import slice_label
 from canonlm.runs.rows import Count
+from canonlm.runs.task_info import TaskInfo
 
 SECTIONS = list(EVERY_TASK)
 LANO = {"name": "lano", "grammar": "cfg3f"}
@@ -107,7 +108,7 @@ def test_final_charts_hold_the_mean_over_seeds_of_the_last_rows(every_task, figu
     task = SECTIONS[int(name.split("-")[1])]
     keys = [f"{k}={v}" for k, v in EVERY_TASK[task][1] if k == scale]
     for trace in figures[name]["series"]:
-        assert trace["x"] == [slice_label(task, key) for key in keys]
+        assert trace["x"] == [slice_label(TaskInfo(task), key) for key in keys]
         runs = [f"{task}-{trace['name']}-64000-lr0.003-seed{seed}" for seed in (0, 1)]
         last = [rows_of(every_task, run)[-1] for run in runs]
         values = [[value_in(row, key) for row in last] for key in keys]

@@ -226,4 +226,4 @@ def test_different_sizes_are_reported(tmp_path):
         model = {"num_hidden_layers": 4, "hidden_size": width}
         write_run(tmp_path / "runs" / f"wide{width}", evals=[evaluation(50, HALF)], config={"model": model})
     (section,) = load_play(tmp_path).sections
-    assert unplanned(section.runs) == ["model.hidden_size"]
+    assert unplanned(section.groups) == ["model.hidden_size"]

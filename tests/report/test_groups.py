@@ -10,7 +10,7 @@ from reading import row_heads, visible_text
 from canonlm.report import load_play, read_runs, summarise, write_report
 from canonlm.report.settings import settings
 from canonlm.report.table import tables
-from canonlm.runs.groups import group_of_each, grouped
+from canonlm.runs.groups import by_run, grouped
 
 SIZES = [(2, 64), (2, 128), (4, 128), (4, 256)]
 
@@ -111,7 +111,7 @@ def test_settings_have_a_column_per_group(tmp_path):
     for residual in (True, False):
         run(tmp_path / "runs" / str(residual), "llama+canon", fields={"canon_residual": residual})
     runs, _ = read_runs(sorted((tmp_path / "runs").iterdir()))
-    columns, _, differing = settings(runs)
+    columns, _, differing = settings(grouped(runs))
     assert len(columns) == 2
     assert [(one.key, one.values) for one in differing] == [("model.fields.canon_residual", ("no", "yes"))]
 
@@ -124,7 +124,7 @@ def test_runs_on_text_name_their_differences(tmp_path, decay):
                        config={"train": train}, contents={"web": "a" * 64})  # fmt: skip
     runs, _ = read_runs([tmp_path / "a", tmp_path / "b"])
     expected = ["llama", "llama"] if decay == 0.1 else ["llama (weight_decay=0.1)", "llama (weight_decay=0.3)"]
-    assert [group.family for group in group_of_each(runs)] == expected
+    assert [by_run(grouped(runs))[run.name].family for run in runs] == expected
     assert expected[1] in write_report(tmp_path).read_text()
 
 

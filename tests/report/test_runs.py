@@ -17,7 +17,7 @@ HALF = {("k", 1): (50, 100), ("k", 2): (10, 100)}
 def test_a_finished_run(run_folder):
     folder = run_folder(evals=[evaluation(0, HALF), evaluation(100, {("k", 1): (99, 100), ("k", 2): (51, 100)})])
     run = load_run(folder)
-    assert (run.arch, run.lr, run.seed, run.task, run.finished) == ("llama", 0.001, 0, "depo", True)
+    assert (run.arch, run.lr, run.seed, run.task.name, run.finished) == ("llama", 0.001, 0, "depo", True)
     assert run.task_label == "depo (max_n=30, max_k=4)"
     assert [row.step for row in run.evals] == [0, 100]
     assert run.result.final.slices == {"k=1": Count(99, 100), "k=2": Count(51, 100)}

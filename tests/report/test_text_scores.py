@@ -8,7 +8,7 @@ from rich.console import Console
 
 from canonlm.report import load_play, write_report
 from canonlm.report.table import tables
-from canonlm.report.text_scores import columns, scores
+from canonlm.report.text_scores import best_rates, columns
 
 LOSSES = {  # (arch, lr): by seed
     ("llama", 0.001): (2.0, 2.2, 2.4), ("llama", 0.003): (1.9, 2.3, 2.1),
@@ -41,7 +41,7 @@ def test_each_architecture_at_its_best_rate(played):
     """A rate of llama+canon with an unfinished run does not win by its two finished ones."""
     [section] = load_play(played).texts
     assert list(columns(section)) == ["loss (web)", "bits per byte (web)", "1hop-0k"]
-    llama, canon = scores(section)
+    canon, llama = best_rates(section)
     assert (llama.arch, llama.lr, llama.runs) == ("llama", 0.003, 3)
     assert llama.spreads["loss (web)"].mean == pytest.approx(2.1)
     assert llama.spreads["bits per byte (web)"].mean == pytest.approx(1.5 * 2.1)

@@ -36,7 +36,7 @@ def test_news_is_reported_once(tmp_path, going):
     watch = Watch(tmp_path)
     assert watch.read(now(going)) == watch.runs
     (run,) = watch.runs
-    assert (run.arch, run.task, run.lr, run.seed, run.step, run.steps) == ("llama", "depo", 0.001, 0, 50, 900)
+    assert (run.arch, run.task.name, run.lr, run.seed, run.step, run.steps) == ("llama", "depo", 0.001, 0, 50, 900)
     assert (run.state, in_words(run.task, run.evaluation)) == ("running", "1 hop 0.50  2 hops 0.10")
     assert watch.read(now(going)) == []
     append(going, train(60, 1.5, 12_345.0))
@@ -154,7 +154,7 @@ def test_runs_on_text_and_several_folders(tmp_path):
     write_run(tmp_path / "two" / "a", evals=[evaluation(50, HALF)])
     watch = Watch([tmp_path / "one", tmp_path / "two", one])
     watch.read(now(one))
-    assert {run.name: (run.task, in_words(run.task, run.evaluation)) for run in watch.runs} == {
+    assert {run.name: (run.task.name, in_words(run.task, run.evaluation)) for run in watch.runs} == {
         f"{tmp_path}/one/a": ("web", "loss web 2.250, code 1.000"),
         f"{tmp_path}/two/a": ("depo", "1 hop 0.50  2 hops 0.10"),
     }

@@ -13,7 +13,7 @@ from canonlm.report.format import in_words, number, percent, points, quantity, s
 from canonlm.report.sentences import verdict
 from canonlm.report.theme import DARK, LOOKS, looks
 from canonlm.runs.identity import short
-from canonlm.runs.task_info import MAX_BYTES, MAX_LETTERS, score_of, words_of
+from canonlm.runs.task_info import MAX_BYTES, MAX_LETTERS, TaskInfo
 from canonlm.runs.watch import Watch
 
 
@@ -37,32 +37,32 @@ def test_measures_in_words_with_a_fallback():
     assert [signed(x) for x in (0.3125, -0.3125, 0.0)] == ["+0.312", "−0.312", "0"]
     assert (span(0.9, 0.95), span(1.0, 1.25, number), span(2.0, 2.0, number)) == ("90.0–95.0%", "1–1.25", "2")
     assert (span(-0.3, 1.9, number), span(0.979, 0.9999)) == ("−0.3 to 1.9", "97.9% to >99.9%")
-    assert (quantity("lano", "kl").label, quantity("lano", "kl").log) == ("divergence (KL)", True)
-    assert quantity("mine", "tokens_per_joule").label == "tokens per joule"
-    assert quantity("depo", "k=1").say(0.5) == quantity("depo", "").say(0.5) == "50.0%"
+    assert (quantity(TaskInfo("lano"), "kl").label, quantity(TaskInfo("lano"), "kl").log) == ("divergence (KL)", True)
+    assert quantity(TaskInfo("mine"), "tokens_per_joule").label == "tokens per joule"
+    assert quantity(TaskInfo("depo"), "k=1").say(0.5) == quantity(TaskInfo("depo"), "").say(0.5) == "50.0%"
 
 
 def test_scales_in_words_with_a_fallback():
-    assert scale_words("brevo", "depth=3").by == "depth of the question"
-    assert scale_words("mine", "width=3").by == "width"
+    assert scale_words(TaskInfo("brevo"), "depth=3").by == "depth of the question"
+    assert scale_words(TaskInfo("mine"), "width=3").by == "width"
 
 
 def test_slices_in_words_with_a_fallback():
-    assert slice_label("depo", "k=1") == "1 hop"
-    assert slice_label("depo", "k=8") == "8 hops"
-    assert slice_label("mano", "l=10") == "10 operations"
-    assert slice_label("copying", "first=all") == "whole list"
-    assert slice_label("mqar", "pairs=1") == "1 pair"
-    assert slice_label("brevo", "n=70") == "70 items"
-    assert slice_label("brevo", "depth=3") == "depth 3"
-    assert slice_label("brevo", "nodes=9-16") == "9–16 to list"
-    assert slice_label("lano", "from=start") == "from the start"
-    assert slice_label("lano", "from=cut") == "after 50 given tokens"
-    assert slice_label("capo", "attribute=birth city") == "birth city"
-    assert slice_label("capo", "question=birth city") == "birth city, asked"
-    assert slice_label("lano", "cfg=3f") == "cfg = 3f"
-    assert slice_label("depo", "k=1, n=5") == "k = 1, n = 5"
-    assert slice_label("depo", "all") == "all questions"
+    assert slice_label(TaskInfo("depo"), "k=1") == "1 hop"
+    assert slice_label(TaskInfo("depo"), "k=8") == "8 hops"
+    assert slice_label(TaskInfo("mano"), "l=10") == "10 operations"
+    assert slice_label(TaskInfo("copying"), "first=all") == "whole list"
+    assert slice_label(TaskInfo("mqar"), "pairs=1") == "1 pair"
+    assert slice_label(TaskInfo("brevo"), "n=70") == "70 items"
+    assert slice_label(TaskInfo("brevo"), "depth=3") == "depth 3"
+    assert slice_label(TaskInfo("brevo"), "nodes=9-16") == "9–16 to list"
+    assert slice_label(TaskInfo("lano"), "from=start") == "from the start"
+    assert slice_label(TaskInfo("lano"), "from=cut") == "after 50 given tokens"
+    assert slice_label(TaskInfo("capo"), "attribute=birth city") == "birth city"
+    assert slice_label(TaskInfo("capo"), "question=birth city") == "birth city, asked"
+    assert slice_label(TaskInfo("lano"), "cfg=3f") == "cfg = 3f"
+    assert slice_label(TaskInfo("depo"), "k=1, n=5") == "k = 1, n = 5"
+    assert slice_label(TaskInfo("depo"), "all") == "all questions"
 
 
 def architectures(tmp_path, scores, total=100):
@@ -226,7 +226,7 @@ def test_an_outside_task_provides_its_wording(tmp_path):
         assert words not in page
     [run] = load_play(tmp_path).runs
     assert (slice_label(run.task, "bits=9"), slice_label(run.task, "bits=3")) == ("9", "bits = 3")
-    assert (quantity(run.task, "kl").label, score_of(run.task).measure) == ("distance", "kl")
+    assert (quantity(run.task, "kl").label, run.task.score.measure) == ("distance", "kl")
     [row] = runs_frame([tmp_path])[0].filter(slice="bits=4").iter_rows(named=True)
     assert row["task"] == "mine.py:Parity"
     watch = Watch([tmp_path])
@@ -244,9 +244,9 @@ def test_an_outside_task_provides_its_wording(tmp_path):
 )  # fmt: skip
 def test_unreadable_wording_is_ignored(tmp_path, words):
     [run] = load_play(of_mine(tmp_path, words)).runs
-    assert (words_of(run.task).about, slice_label(run.task, "bits=4")) == ("", "bits = 4")
+    assert (run.task.words.about, slice_label(run.task, "bits=4")) == ("", "bits = 4")
 
 
 def test_long_wording_is_truncated(tmp_path):
     [run] = load_play(of_mine(tmp_path, json.dumps(WORDS | {"about": "x" * 9999}).encode())).runs
-    assert len(words_of(run.task).about) == MAX_LETTERS
+    assert len(run.task.words.about) == MAX_LETTERS

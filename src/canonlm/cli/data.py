@@ -17,7 +17,7 @@ from canonlm.cli.status import Count, doing, say
 from canonlm.core.errors import unknown
 from canonlm.report.format import percent, slice_label
 from canonlm.runs.rows import slice_key
-from canonlm.runs.task_info import named
+from canonlm.runs.task_info import TaskInfo
 
 with on_use():
     from canonlm import tasks
@@ -155,7 +155,7 @@ def _explained(task: "tasks.Task", sample: "tasks.Sample") -> Iterator[Text]:
 
 
 def _label(task: "tasks.Task", where: "tasks.Slice") -> str:
-    return ", ".join(slice_label(named(task), slice_key({key: value})) for key, value in where.items())
+    return ", ".join(slice_label(TaskInfo.of(task), slice_key({key: value})) for key, value in where.items())
 
 
 def _clip(text: str) -> str:

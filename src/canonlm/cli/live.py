@@ -27,7 +27,7 @@ from canonlm.runs.folder import run_folders
 from canonlm.runs.follow import Latest
 from canonlm.runs.identity import slug
 from canonlm.runs.rows import DAMAGE, Evaluation, Remark, TextEvaluation, TrainRow, evaluation, parse, text_evaluation
-from canonlm.runs.task_info import named
+from canonlm.runs.task_info import TaskInfo
 from canonlm.runs.watch import Watch, Watched
 
 with on_use():
@@ -207,7 +207,7 @@ def _row_numbers(row: TrainRow) -> list[Text]:
 def _evaluation(config: "configs.RunConfig", row: Evaluation | TextEvaluation) -> str:
     loss = math.nan if row.loss is None else row.loss
     if isinstance(row, Evaluation):
-        return f"test loss {loss:.4f}  {in_words(named(config.built_task), row)}"
+        return f"test loss {loss:.4f}  {in_words(TaskInfo.of(config.built_task), row)}"
     each = {name: math.nan if part.bits_per_byte is None else part.bits_per_byte for name, part in row.sets.items()}
     bits = ", ".join(f"{name} {value:.4f}" for name, value in each.items())
     return f"validation loss {loss:.4f}  bits per byte: {bits}"
@@ -315,7 +315,7 @@ def _fitting(runs: Sequence[Any], height: int) -> tuple[list[Any], str]:
 
 def _label(run: Watched) -> tuple[str, ...]:
     lr, seed = ("?" if value is None else f"{value:g}" for value in (run.lr, run.seed))
-    return run.arch, run.task, lr, seed
+    return run.arch, run.task.name, lr, seed
 
 
 def _step(run: Watched) -> str:
@@ -358,7 +358,7 @@ def short_name(run: "grids.PlannedRun") -> str:
 
 
 def _scores(progress: "local.Progress") -> str:
-    return in_words(named(progress.run.task), progress.evaluation)
+    return in_words(TaskInfo.of(progress.run.task), progress.evaluation)
 
 
 def duration(seconds: float) -> str:

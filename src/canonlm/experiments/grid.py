@@ -12,6 +12,7 @@ from canonlm.experiments.outcomes import Outcome, diverged, score
 from canonlm.experiments.schema import At, Experiment, Setting, parse_size, places
 from canonlm.launch.recipes import Preset, load_preset
 from canonlm.runs.identity import identity, slug
+from canonlm.runs.seed_statistics import best_rate
 from canonlm.train.build import build_model, matched, with_complete_name
 from canonlm.train.config import RunConfig, resolve
 from canonlm.train.load_config import merge, outside_of
@@ -114,16 +115,16 @@ def reported(experiment: Experiment, point: Point, outcomes: Outcomes, seeds: in
 def tuned(experiment: Experiment, point: Point, outcomes: Outcomes) -> float | None:
     """The rate whose tuning seeds have the best mean score, the smallest of equal ones; None while a tuning run is not
     done, or if all rates have failed. A rate at which a run failed or diverged does not count."""
-    setting, best = experiment.settings[point.setting], None
-    for rate in sorted(rates_of(setting, point.difficulty)):
+    setting, means = experiment.settings[point.setting], {}
+    for rate in rates_of(setting, point.difficulty):
         names = [run.name for run in _of_rate(experiment, point, rate)]
         if any(name not in outcomes for name in names):
             return None
         finished = [outcomes[name] for name in names]
         scores = [score(each, setting) for each in finished if each is not None and not diverged(each, setting.measure)]
-        if len(scores) == len(finished) and (best is None or sum(scores) / len(scores) > best[0]):
-            best = sum(scores) / len(scores), rate
-    return None if best is None else best[1]
+        if len(scores) == len(finished):
+            means[rate] = len(scores), sum(scores) / len(scores)
+    return best_rate(means) if means else None
 
 
 def at_edge(experiment: Experiment, point: Point, rate: float | None) -> bool:

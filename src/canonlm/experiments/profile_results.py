@@ -13,6 +13,7 @@ from canonlm.launch.plan import tokens_of
 from canonlm.runs.folder import Recorded, read_config, recorded
 from canonlm.runs.rows import Evaluation, evaluation, primary, slice_key
 from canonlm.runs.seed_statistics import Comparison, Spread, compare, seeds_needed, spread_of
+from canonlm.runs.task_info import TaskInfo
 from canonlm.train.build import build_model
 from canonlm.train.flops import flops_per_token
 
@@ -61,7 +62,7 @@ class TaskProfile:
     """chance: what guessing scores. comparisons: of each architecture but the first with the first; None while either
     has no run."""
 
-    task: str
+    task: TaskInfo
     label: str
     slices: tuple[str, ...]
     chance: float
@@ -149,7 +150,7 @@ def _task(
     rates = grid.rates_of(setting, None)
     chance = sum(chances) / len(chances)
     label = setting.task[:1].upper() + setting.task[1:]
-    return TaskProfile(setting.task, label, slices, chance, config.train.steps, rates, arms, comparisons)
+    return TaskProfile(TaskInfo(setting.task), label, slices, chance, config.train.steps, rates, arms, comparisons)
 
 
 def _compared(arm: Arm, first: Arm, slices: Sequence[str], setting: Setting, pairs: int) -> Comparison:

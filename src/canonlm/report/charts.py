@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from canonlm.report.format import Quantity, count_of, hint_of, number, percent, quantity, score_label, slice_label, span
-from canonlm.runs.groups import group_of_each
+from canonlm.runs.groups import Group, by_run
 from canonlm.runs.identity import short
 from canonlm.runs.load import Run
 from canonlm.runs.rows import Evaluation, is_slice
@@ -55,14 +55,14 @@ def learning_curves(archs: Sequence[Architecture], keys: Sequence[str], chance: 
     return {"columns": 4 if all(map(is_slice, keys)) else 2, "panels": panels, "series": series}
 
 
-def unfinished_curves(runs: Sequence[Run], keys: Sequence[str]) -> Chart:
+def unfinished_curves(runs: Sequence[Run], groups: Sequence[Group[Run]], keys: Sequence[str]) -> Chart:
     """A panel per slice, and in each a line per run, as far as it has come."""
-    last = max((run.steps or run.last_step for run in runs), default=1)
+    last, group_of = max((run.steps or run.last_step for run in runs), default=1), by_run(groups)
     series = [
-        series_of("line", group.name, [(row.step, value) for row, value in _values(run, key)],
+        series_of("line", group_of[run.name].name, [(row.step, value) for row, value in _values(run, key)],
                   panel=place, run=run.name, hover=run.name, tip="step %{x:,}: %{y:.1%}")
         for place, key in enumerate(keys)
-        for run, group in zip(runs, group_of_each(runs), strict=True)
+        for run in runs
     ]  # fmt: skip
     panels = [{"title": slice_label(runs[0].task, key), "x": steps_axis(last), "y": {"share": True}} for key in keys]
     return {"panels": panels, "series": series}

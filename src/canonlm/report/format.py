@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from canonlm.runs.rows import Evaluation, TextEvaluation, is_slice, one_line, primary, scale_of
 from canonlm.runs.seed_statistics import Spread
-from canonlm.runs.task_info import words_of
+from canonlm.runs.task_info import TaskInfo
 
 if TYPE_CHECKING:
     from canonlm.tasks import Scale
@@ -85,37 +85,37 @@ class Quantity:
     log: bool = False  # drawn on a logarithmic axis
 
 
-def quantity(task: str, key: str) -> Quantity:
+def quantity(task: TaskInfo, key: str) -> Quantity:
     """How to write and draw the slice or the measure `key` ("": the mean accuracy). A key that no task describes is its
     own label."""
     if key == "":
         return Quantity("mean accuracy", percent, points)
     if is_slice(key):
         return Quantity(slice_label(task, key), percent, points)
-    measure = words_of(task).measures.get(key)
+    measure = task.words.measures.get(key)
     return Quantity(measure.label, about=measure.about, log=measure.log) if measure else Quantity(key.replace("_", " "))
 
 
-def score_label(task: str, key: str) -> str:
+def score_label(task: TaskInfo, key: str) -> str:
     """The name of the score: `mean accuracy`, `bits per parameter`, `accuracy (from the start)`."""
     label = quantity(task, key).label
     return f"accuracy ({label})" if is_slice(key) else label
 
 
-def slice_label(task: str, key: str) -> str:
+def slice_label(task: TaskInfo, key: str) -> str:
     """`k=1` of depo → `1 hop`; if the task does not describe it, `k = 1`."""
-    scale = words_of(task).scales.get(scale_of(key))
+    scale = task.words.scales.get(scale_of(key))
     if scale and "=" in key and "," not in key:
         return scale.label(key.partition("=")[2])
     return "all questions" if key == "all" else key.replace("=", " = ")
 
 
-def scale_words(task: str, key: str) -> "Scale":
+def scale_words(task: TaskInfo, key: str) -> "Scale":
     """The scale that the slice `key` is on."""
     from canonlm.tasks import Scale
 
     name = scale_of(key)
-    return words_of(task).scales.get(name) or Scale(name, lambda value: f"{name} = {value}")
+    return task.words.scales.get(name) or Scale(name, lambda value: f"{name} = {value}")
 
 
 def count_of(number: int, singular: str) -> str:
@@ -142,7 +142,7 @@ def shown(value: Any) -> str:
     return one_line(str(value), MAX_SHOWN) or "none"
 
 
-def in_words(task: str, row: Evaluation | TextEvaluation | None) -> str:
+def in_words(task: TaskInfo, row: Evaluation | TextEvaluation | None) -> str:
     """`1 hop 0.93  2 hops 0.41`: the slices of the primary scale (their mean if there are more than four) and the first
     measure; for text `loss hops 2.210`."""
     if row is None:

@@ -17,9 +17,8 @@ from canonlm.report.section import section_blocks
 from canonlm.report.text_section import text_blocks
 from canonlm.report.theme import looks
 from canonlm.runs.folder import Folders, as_paths
-from canonlm.runs.groups import group_of_each
+from canonlm.runs.groups import by_run
 from canonlm.runs.load import Run, TextRun
-from canonlm.runs.summary import summarise
 from canonlm.runs.table import RUN_COLUMNS, SCHEMA, measurements, write_csv
 
 MAX_NAMES = 3
@@ -46,9 +45,9 @@ def write_page(play: Play, out: Path, *, live: bool = False) -> Path:
 
 def render(play: Play, *, live: bool = False) -> str:
     """The page as text."""
-    archs = [a for section in play.sections for a in summarise(section.runs)]
+    archs = [a for section in play.sections for a in section.architectures]
     # A family at several sizes has a look, and so has each size.
-    of_text = [group.family for section in play.texts for group in group_of_each(section.runs)]
+    of_text = [by_run(section.groups)[run.name].family for section in play.texts for run in section.runs]
     styles = looks([*(a.family for a in archs), *of_text, *(a.arch for a in archs)])
     parts = [(section.heading, section_blocks(section, number)) for number, section in enumerate(play.sections)]
     parts += [(section.heading, text_blocks(section, number)) for number, section in enumerate(play.texts)]

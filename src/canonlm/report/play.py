@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,11 @@ from canonlm.report.format import listed
 from canonlm.runs.evaluated import Evaluated, years_of
 from canonlm.runs.folder import Folders
 from canonlm.runs.gather import Gathered, gather
+from canonlm.runs.groups import Group, grouped
 from canonlm.runs.load import MAX_LABEL, LeftOut, Run, TextRun, mixes
 from canonlm.runs.rows import finite, one_line, writable
+from canonlm.runs.summary import Architecture, summarise
+from canonlm.runs.task_info import TaskInfo
 
 MAX_TITLES = 3
 MAX_COMMAND = 20_000  # letters
@@ -26,8 +30,16 @@ class Section:
     runs: tuple[Run, ...]
     chance: Mapping[str, float] = field(default_factory=dict)
 
+    @cached_property
+    def architectures(self) -> list[Architecture]:
+        return summarise(self.runs)
+
     @property
-    def task(self) -> str:
+    def groups(self) -> list[Group[Run]]:
+        return [a.group for a in self.architectures]
+
+    @property
+    def task(self) -> TaskInfo:
         return self.runs[0].task
 
     @property
@@ -42,6 +54,10 @@ class TextSection:
     mix: str
     runs: tuple[TextRun, ...]
     years: Mapping[str, Mapping[str, tuple[float, int]]] = field(default_factory=dict)
+
+    @cached_property
+    def groups(self) -> list[Group[TextRun]]:
+        return grouped(self.runs)
 
     @property
     def heading(self) -> str:
@@ -156,7 +172,7 @@ def _listed(
 
 def _by_task(section: Section) -> list[Section]:
     """Accuracies on different tasks are never pooled: a section holds runs of one task with one set of settings."""
-    tasks = {run.task_label: run.task for run in section.runs}
+    tasks = {run.task_label: run.task.name for run in section.runs}
     parts = []
     for label in tasks:
         short = tasks[label] if list(tasks.values()).count(tasks[label]) == 1 else label
@@ -183,6 +199,6 @@ def _merged(folders: Sequence[Sequence[Section]]) -> tuple[Section, ...]:
         labels.setdefault(section.heading, set()).add(section.task_label)
     for place, section in enumerate(merged):
         if len(labels[section.heading]) > 1:  # the heading was unique in its folder
-            heading = "" if section.heading == section.task else f"{section.heading}: "
+            heading = "" if section.heading == section.task.name else f"{section.heading}: "
             merged[place] = replace(section, heading=f"{heading}{section.task_label}")
     return tuple(merged)

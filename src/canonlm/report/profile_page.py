@@ -10,7 +10,6 @@ from canonlm.report.profile import caveats, headlines, verdicts
 from canonlm.report.profile_charts import curves, scores, solved
 from canonlm.report.theme import looks
 from canonlm.runs.identity import short
-from canonlm.runs.task_info import score_of, words_of
 
 INTERVALS = "Intervals: 95 %, of the mean over seeds, for three seeds or more"
 SCORES = f"Score after training, by task. {INTERVALS}. Pale dots: single seeds. The dotted line: what guessing scores."
@@ -61,7 +60,7 @@ def _about(profile: Profile) -> list[str]:
     for task in profile.tasks:
         kinds = [quantity(task.task, key).label for key in task.slices]
         over = f", averaged over {', '.join(kinds)}" if len(kinds) > 1 else f" ({kinds[0]})"
-        items.append(f"{task.label}: {score_of(task.task).share}{over}. {words_of(task.task).about}")
+        items.append(f"{task.label}: {task.task.score.share}{over}. {task.task.words.about}")
     return items
 
 

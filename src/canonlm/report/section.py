@@ -5,6 +5,7 @@ has a chart and a table.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from canonlm.report.blocks import Block, Cell, caveat, chart, difference_cell, fold, spread_cell, table, value_cell
 from canonlm.report.charts import final_chart, learning_curves, loss_curves, size_curves, unfinished_curves
@@ -13,13 +14,12 @@ from canonlm.report.play import Section
 from canonlm.report.sentences import choice, verdict
 from canonlm.report.settings import Setting, settings, unplanned
 from canonlm.runs import summary
-from canonlm.runs.groups import group_of_each
+from canonlm.runs.groups import Group, by_run
 from canonlm.runs.identity import short
-from canonlm.runs.load import Run, TextRun
 from canonlm.runs.rows import is_slice, primary
 from canonlm.runs.seed_statistics import SEEDS_OF_INTERVAL
 from canonlm.runs.summary import Architecture, Difference, Rate
-from canonlm.runs.task_info import score_of, words_of
+from canonlm.runs.task_info import TaskInfo
 
 Gap = tuple[str, int, Mapping[str, Difference]]
 """(what minus what, pairs of runs, differences by slice and measure)"""
@@ -44,10 +44,10 @@ GAPS = (
 
 def section_blocks(section: Section, number: int) -> list[Block]:
     """The blocks of a section. number: of the section on its page; the names of its charts end with it."""
-    archs = summary.summarise(section.runs)
+    archs = section.architectures
     finished = any(a.best for a in archs)
     charts = _charts(archs, section, number) if finished else _so_far(section, number)
-    caveats = [*not_planned(section.runs), *summary.fairness(archs)] if finished else []
+    caveats = [*not_planned(section.groups), *summary.fairness(archs)] if finished else []
     drawn = loss_curves(archs)
     any_loss = any(one["x"] for one in drawn["series"])
     losses = [chart(f"loss-{number}", "Loss on training batches, best rates.", drawn)] if any_loss else []
@@ -63,7 +63,7 @@ def section_blocks(section: Section, number: int) -> list[Block]:
         *fold(f"Every learning rate, every run ({count_of(len(section.runs), 'run')})", _all_tables(archs, section),
               opened=not finished),
         *fold("Training loss", losses),
-        *fold("Settings: what was equal, what differed", settings_blocks(section.runs)),
+        *fold("Settings: what was equal, what differed", settings_blocks(section.groups)),
         *fold("What was asked, and how to read the numbers", _reading(archs, section)),
     ]  # fmt: skip
 
@@ -80,9 +80,9 @@ def _answer(archs: Sequence[Architecture]) -> str:
     return f"{best.arch} reaches {reached}: {score_label(task, score)}, {count_of(best.repeats, 'run')}."
 
 
-def not_planned(runs: Sequence[Run] | Sequence[TextRun]) -> list[str]:
+def not_planned(groups: Sequence[Group[Any]]) -> list[str]:
     """A sentence on settings that differ by accident, if any do."""
-    other = unplanned(runs)
+    other = unplanned(groups)
     return [f"The runs also differ in {listed(other)}: see the settings below."] if other else []
 
 
@@ -117,7 +117,7 @@ def ranking(archs: Sequence[Architecture], keys: Sequence[str], chance: Mapping[
     return [table(head, rows, marks), *([{"note": note}] if means else [])]
 
 
-def _scores(task: str, rate: Rate, keys: Sequence[str], guesses: Mapping[str, float]) -> list[Cell]:
+def _scores(task: TaskInfo, rate: Rate, keys: Sequence[str], guesses: Mapping[str, float]) -> list[Cell]:
     return [
         spread_cell(rate.spread(key), quantity(task, key), rate.repeats,
                     "below chance" if rate.is_below(key, guesses.get(key)) else "")
@@ -130,7 +130,7 @@ def _charts(archs: Sequence[Architecture], section: Section, number: int) -> lis
     charts = []
     measures = summary.measures_of(archs)
     if slices := primary(summary.slices_of(archs)):
-        caption = f"{sentence(score_of(section.task).share)} during training. {CURVES}"
+        caption = f"{sentence(section.task.score.share)} during training. {CURVES}"
         caption += " The dotted line is what guessing scores." if section.chance else ""
         charts.append(chart(f"curves-{number}", caption, learning_curves(archs, slices, section.chance)))
     if measures:
@@ -151,8 +151,8 @@ def _charts(archs: Sequence[Architecture], section: Section, number: int) -> lis
 def _so_far(section: Section, number: int) -> list[Block]:
     """The curves of runs before any has finished."""
     keys = primary(dict.fromkeys(key for run in section.runs for row in run.evals for key in row.slices))
-    caption = f"{sentence(score_of(section.task).share)} so far, a line per run."
-    return [chart(f"curves-{number}", caption, unfinished_curves(section.runs, keys))] if keys else []
+    caption = f"{sentence(section.task.score.share)} so far, a line per run."
+    return [chart(f"curves-{number}", caption, unfinished_curves(section.runs, section.groups, keys))] if keys else []
 
 
 def _gaps(archs: Sequence[Architecture]) -> list[Gap]:
@@ -230,15 +230,16 @@ def _all_tables(archs: Sequence[Architecture], section: Section) -> list[Block]:
         keys = list(dict.fromkeys(key for run in section.runs for row in run.evals[-1:] for key in row.slices))
     columns = {key: quantity(section.task, key) for key in keys}
     runs: list[list[Cell]] = []
-    for run, group in zip(section.runs, group_of_each(section.runs), strict=True):
+    group_of = by_run(section.groups)
+    for run in section.runs:
         row = run.result.final if run.result else run.evals[-1] if run.evals else None
         values = [value_cell(row, key, column) for key, column in columns.items()]
-        runs.append([run.name, group.name, f"{run.lr:g}", str(run.seed), *values, run.state])
+        runs.append([run.name, group_of[run.name].name, f"{run.lr:g}", str(run.seed), *values, run.state])
     labels = (column.label for column in columns.values())
-    by_run = table(["run", "architecture", "learning rate", "seed", *labels, "state"], runs)
+    of_runs = table(["run", "architecture", "learning rate", "seed", *labels, "state"], runs)
     several = sum(len(a.rates) for a in archs) > len(archs)
     rates = [{"heading": "By learning rate"}, by_rate(archs, keys), {"heading": "By run"}] if several else []
-    return [*rates, by_run]
+    return [*rates, of_runs]
 
 
 def _reading(archs: Sequence[Architecture], section: Section) -> list[Block]:
@@ -246,7 +247,7 @@ def _reading(archs: Sequence[Architecture], section: Section) -> list[Block]:
     label = score_label(task, score) if score else "final accuracy"
     averaged = "seeds" if score else "question types and seeds"
     texts = [
-        section.text or words_of(task).about,
+        section.text or task.words.about,
         INTERVALS if max((a.best.repeats for a in archs if a.best), default=0) >= SEEDS_OF_INTERVAL - 1 else "",
         NOTE.format(score=label, averaged=averaged, choice=choice(archs)),
         summary.adjusted(archs),
@@ -254,8 +255,8 @@ def _reading(archs: Sequence[Architecture], section: Section) -> list[Block]:
     return [{"text": text} for text in texts if text]
 
 
-def settings_blocks(runs: Sequence[Run] | Sequence[TextRun]) -> list[Block]:
-    archs, equal, differing = settings(runs)
+def settings_blocks(groups: Sequence[Group[Any]]) -> list[Block]:
+    archs, equal, differing = settings(groups)
     rows: list[list[Cell]] = [[setting.label, *setting.values] for setting in differing]
     differed = table(["setting", *archs], rows, kind="words") if rows else {"text": "Nothing differed."}
     main, rest = [s for s in equal if s.main], [s for s in equal if not s.main]

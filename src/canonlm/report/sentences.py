@@ -8,7 +8,7 @@ from canonlm.report.format import count_of, listed, quantity, sentence, slice_la
 from canonlm.runs import seed_statistics
 from canonlm.runs.rows import is_slice, primary
 from canonlm.runs.summary import Architecture, Rate
-from canonlm.runs.task_info import score_of
+from canonlm.runs.task_info import TaskInfo
 
 FEW = 3  # architectures that can be compared in sentences; for more, tables are clearer
 
@@ -34,7 +34,7 @@ def verdict(architectures: Sequence[Architecture]) -> str:
     return f"At the best learning rates, {'. '.join([first, *more])}."
 
 
-def _ranked(bests: Sequence[Rate], task: str, score: str) -> str:
+def _ranked(bests: Sequence[Rate], task: TaskInfo, score: str) -> str:
     """Means alone, with no claim that their order is more than luck."""
     what = quantity(task, score).label if score else "averaged over question types"
     ordered = sorted(bests, key=lambda best: -best.mean if best.mean is not None else 0.0)
@@ -55,7 +55,7 @@ def _compared(score: str, a: Architecture, b: Architecture, pairs: int) -> str:
     questions = None  # of a measure
     if not score or is_slice(score):
         questions = min(best.questions(key) for best in (a.best, b.best) for key in keys)
-    result = seed_statistics.compare(ours, theirs, questions, pairs=pairs, two_state=score_of(task).two_state)
+    result = seed_statistics.compare(ours, theirs, questions, pairs=pairs, two_state=task.score.two_state)
     unit = f" {quantity(task, score).label}" if score else " averaged over question types" if len(keys) > 1 else ""
     mine, other = (_mean(each, result.seeds, task, score) for each in (ours, theirs))
     if result.state == "undecided":
@@ -75,7 +75,7 @@ def _compared(score: str, a: Architecture, b: Architecture, pairs: int) -> str:
     return text + _on(result.slices, keys, 1 if higher is b else -1, task)
 
 
-def _on(slices: Mapping[str, int], keys: Sequence[str], sign: int, task: str) -> str:
+def _on(slices: Mapping[str, int], keys: Sequence[str], sign: int, task: TaskInfo) -> str:
     """The question types on which the runs differ, and those with the opposite sign. sign: of the verdict."""
     if len(keys) == 1:
         return ""
@@ -90,7 +90,7 @@ def _judged(rate: Rate, score: str) -> list[str]:
     return [key for key in ([score] if score else primary(rate.slices)) if rate.spread(key)]
 
 
-def _mean(values: Mapping[str, Sequence[float]], seeds: int, task: str, score: str) -> str:
+def _mean(values: Mapping[str, Sequence[float]], seeds: int, task: TaskInfo, score: str) -> str:
     """The means of the first seeds, averaged over slices."""
     return quantity(task, score).say(mean(mean(each[:seeds]) for each in values.values()))
 

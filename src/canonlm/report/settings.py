@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from canonlm.report.format import shown
-from canonlm.runs.folder import Recorded
-from canonlm.runs.groups import grouped
+from canonlm.runs.groups import Group
 from canonlm.runs.identity import flat
 
 WORDS = {
@@ -42,9 +41,8 @@ class Setting:
         return self.key.startswith(FIRST)
 
 
-def settings(runs: Sequence[Recorded[Any]]) -> tuple[list[str], list[Setting], list[Setting]]:
+def settings(groups: Sequence[Group[Any]]) -> tuple[list[str], list[Setting], list[Setting]]:
     """(names of groups, equal, differing). The machine and the versions count as settings too."""
-    groups = grouped(runs)
     archs = [group.name for group in groups]
     configs = [
         (group.name, flat(run.config) | {key: run.env[key] for key in ENV if key in run.env})
@@ -64,9 +62,9 @@ def settings(runs: Sequence[Recorded[Any]]) -> tuple[list[str], list[Setting], l
     return archs, sorted(equal, key=lambda setting: not setting.main), differing
 
 
-def unplanned(runs: Sequence[Recorded[Any]]) -> list[str]:
+def unplanned(groups: Sequence[Group[Any]]) -> list[str]:
     """Labels of settings of data, training and size that differ by accident."""
-    _, _, differing = settings(runs)
+    _, _, differing = settings(groups)
     expected = (*PLANNED, *WITHOUT_EFFECT)
     return [one.label for one in differing if one.key.startswith(COMPARED) and one.key not in expected]
 

@@ -13,10 +13,10 @@ from canonlm.report.evals import suite_tables
 from canonlm.report.format import scale_words, score_label
 from canonlm.report.play import Play
 from canonlm.report.section import by_rate, by_scale, ranking
-from canonlm.report.text_scores import scores_blocks
+from canonlm.report.text_scores import best_rates, scores_blocks
 from canonlm.report.text_section import every_run
 from canonlm.runs.rows import is_slice
-from canonlm.runs.summary import Architecture, adjusted, columns_of, scales_of, summarise
+from canonlm.runs.summary import Architecture, adjusted, columns_of, scales_of
 
 MAX_SLICES = 4  # that have a column each; more have a table of their own, with a row each
 STYLES = {"best": "bold", "aside": "dim"}
@@ -42,7 +42,7 @@ def rate_table(architectures: Sequence[Architecture], title: str = "") -> Table:
 def tables(play: Play) -> Iterator[Table | Text]:
     """Everything to print: per section the best rates, then all rates, then what was left out."""
     for section in play.sections:
-        title, architectures = f"\n{section.heading}", summarise(section.runs)
+        title, architectures = f"\n{section.heading}", section.architectures
         yield best_table(architectures, title, section.chance)
         scales = scales_of(architectures)
         for keys in scales[1 if scales and len(scales[0]) <= MAX_SLICES else 0 :]:
@@ -51,7 +51,7 @@ def tables(play: Play) -> Iterator[Table | Text]:
         if any(len(a.rates) > 1 for a in architectures):
             yield rate_table(architectures, f"{title}: every learning rate")
     for text in play.texts:
-        for shown in (*scores_blocks(text)[:1], every_run(text.runs, named=False)):
+        for shown in (*scores_blocks(text, best_rates(text))[:1], every_run(text, named=False)):
             yield _drawn(f"\n{text.heading}", shown)
     for heading, _, head, rows in suite_tables(play.evaluated):
         yield _drawn(f"\n{heading}", table(head, rows, kind="models"))

@@ -8,9 +8,8 @@ from canonlm.report.blocks import Block, Cell, spread_cell, table
 from canonlm.report.format import Quantity, count_of, listed, percent, points
 from canonlm.report.play import TextSection
 from canonlm.report.sentences import of_choosing
-from canonlm.runs.groups import grouped
 from canonlm.runs.load import TextRun, set_names
-from canonlm.runs.seed_statistics import Spread, by_seed, spread_of
+from canonlm.runs.seed_statistics import Spread, best_rate, by_seed, spread_of
 
 MAX_NAMED = 4
 NOTE = (
@@ -47,26 +46,25 @@ def columns(section: TextSection) -> dict[str, Quantity]:
     }
 
 
-def scores(section: TextSection) -> list[TextScore]:
-    """A row per architecture with a finished run. None if each has one run and there are no birth-year questions: the
-    table of runs then shows the same."""
-    rows = _best_rates(section)
-    finished = sum(run.finished for run in section.runs)
-    return rows if finished > len(rows) or any(section.years.values()) else []
-
-
-def _best_rates(section: TextSection) -> list[TextScore]:
+def best_rates(section: TextSection) -> list[TextScore]:
+    """A row per architecture with a finished run, the lowest loss first."""
     rows = []
-    for group in grouped(section.runs):
+    for group in section.groups:
         rates: dict[float, list[TextRun]] = {}
         for run in group.runs:
             if run.finished and run.last and run.last.loss is not None:
                 rates.setdefault(run.lr, []).append(run)
         if rates:
-            best = min(rates, key=lambda lr: (-len(rates[lr]), _loss(rates[lr]), lr))
+            best = best_rate({lr: (len(runs), -_loss(runs)) for lr, runs in rates.items()})
             loss, runs = _loss(rates[best]), len(rates[best])
             rows.append(TextScore(group.name, best, loss, len(rates), runs, _spreads(rates[best], section)))
-    return rows
+    return sorted(rows, key=lambda row: row.loss)
+
+
+def _adds_to_runs(section: TextSection, rows: Sequence[TextScore]) -> bool:
+    """Whether the table of runs does not show the same: some architecture has several, or there are birth-year
+    questions."""
+    return sum(run.finished for run in section.runs) > len(rows) or any(section.years.values())
 
 
 def _loss(runs: Sequence[TextRun]) -> float:
@@ -93,10 +91,10 @@ def score_cells(row: TextScore, columns: Mapping[str, Quantity]) -> list[Cell]:
     return [row.arch, f"{row.lr:g}", str(row.runs), *spreads]
 
 
-def scores_blocks(section: TextSection) -> list[Block]:
-    """For the page: the table, then how to read it; nothing if no run has finished."""
-    quantities, ranked = columns(section), sorted(scores(section), key=lambda row: row.loss)
-    if not ranked:
+def scores_blocks(section: TextSection, ranked: Sequence[TextScore]) -> list[Block]:
+    """For the page: the table, then how to read it; nothing if no run has finished, or the runs show the same."""
+    quantities = columns(section)
+    if not ranked or not _adds_to_runs(section, ranked):
         return []
     note = NOTE.format(bias=of_choosing(max(row.rates for row in ranked)))
     marks = ["best"] if len({row.loss for row in ranked}) > 1 else []
@@ -104,13 +102,14 @@ def scores_blocks(section: TextSection) -> list[Block]:
     return [table(["architecture", "learning rate", "runs", *quantities], rows, marks), {"text": note}]
 
 
-def answer(section: TextSection) -> str:
+def answer(section: TextSection, ranked: Sequence[TextScore]) -> str:
     """A sentence on the architecture with the lowest loss."""
-    ranked = sorted(_best_rates(section), key=lambda row: row.loss)
     if not ranked:
         return "No run has finished yet."
     losses = listed([f"{row.arch} {row.loss:.3f} ({count_of(row.runs, 'run')})" for row in ranked[:MAX_NAMED]])
     if len(ranked) == 1:
         return f"Loss on held-out text: {losses}."
-    certainty = "the intervals below show how sure that is" if scores(section) else "single runs prove nothing"
+    certainty = (
+        "the intervals below show how sure that is" if _adds_to_runs(section, ranked) else "single runs prove nothing"
+    )
     return f"{ranked[0].arch} has the lowest loss on held-out text: {losses}; {certainty}."

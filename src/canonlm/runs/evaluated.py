@@ -10,7 +10,7 @@ from canonlm.core.untrusted import read_object
 from canonlm.runs.answers import check_answers
 from canonlm.runs.load import MAX_REASON, LeftOut
 from canonlm.runs.rows import DAMAGE, finite, known_count, one_line, slice_key, writable
-from canonlm.runs.task_info import words_of
+from canonlm.runs.task_info import TaskInfo
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def _with_headline(suite: Any, settings: Any, scores: list[dict[str, Any]]) -> l
     """The scores, with the task's score as the accuracy: earlier versions wrote the mean over all slices in its place,
     even if the task's score is of one slice."""
     task = settings.get("task") if suite == "playground" and isinstance(settings, dict) else None
-    one = words_of(str(task.get("name"))).score.slice if isinstance(task, dict) else ""
+    one = TaskInfo(str(task.get("name"))).score.slice if isinstance(task, dict) else ""
     headline = next((score for score in scores if one and slice_key(score["slice"]) == one), None)
     if headline is None:
         return scores

@@ -5,7 +5,7 @@ that of the architecture. If several groups have one architecture, their names a
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -44,10 +44,9 @@ def grouped(runs: Sequence[R]) -> list[Group[R]]:
     return [one for arch, groups in archs.items() for one in _named(arch, groups)]
 
 
-def group_of_each(runs: Sequence[R]) -> list[Group[R]]:
-    """The group of every run."""
-    by_run = {id(run): one for one in grouped(runs) for run in one.runs}
-    return [by_run[id(run)] for run in runs]
+def by_run(groups: Iterable[Group[R]]) -> dict[str, Group[R]]:
+    """The group of every run, by its name."""
+    return {run.name: one for one in groups for run in one.runs}
 
 
 def _named(arch: str, groups: Mapping[str, list[R]]) -> list[Group[R]]:

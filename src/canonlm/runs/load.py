@@ -24,7 +24,7 @@ from canonlm.runs.rows import (
     one_line,
     text_evaluation,
 )
-from canonlm.runs.task_info import Named, read
+from canonlm.runs.task_info import TaskInfo, read
 
 MAX_REASON, MAX_LABEL = 300, 300
 """Max letters of texts from files."""
@@ -42,7 +42,7 @@ class LeftOut:
 class Run(Recorded[Evaluation]):
     """A run on a task. `task_label` is the task with its settings."""
 
-    task: str
+    task: TaskInfo
     task_label: str
 
 
@@ -103,8 +103,8 @@ def read_runs(folders: Iterable[str | Path]) -> tuple[list[Run | TextRun], list[
     return runs, left_out
 
 
-def task_of(config: Mapping[str, Any], folder: Path) -> tuple[str, str]:
-    """The name of a run's task, without and with its settings. ValueError: the run has no task."""
+def task_of(config: Mapping[str, Any], folder: Path) -> tuple[TaskInfo, str]:
+    """A run's task, and its name with its settings. ValueError: the run has no task."""
     task = config.get("task")
     spec = dict(task) if isinstance(task, dict) else {"name": task}
     name = spec.pop("name", None)
@@ -114,7 +114,7 @@ def task_of(config: Mapping[str, Any], folder: Path) -> tuple[str, str]:
     settings = ", ".join(f"{key}={value}" for key, value in spec.items() if value not in ABSENT)
     label = one_line(f"{name} ({settings})" if settings else name, MAX_LABEL)
     name = one_line(name)
-    return (Named(name, read(folder / TASK)) if is_reference(name) else name), label
+    return TaskInfo(name, read(folder / TASK) if is_reference(name) else None), label
 
 
 def load_text(folder: Path, config: Mapping[str, Any]) -> TextRun:

@@ -305,6 +305,12 @@ def _slices(
     return {key: int(signs[index]) for index, key in enumerate(keys) if significant[index]}
 
 
+def best_rate(scores: Mapping[float, tuple[int, float]]) -> float:
+    """The learning rate with the most runs, of these the one with the highest mean score, of equal ones the smallest.
+    scores: the number of runs that have a score, and its mean, by rate."""
+    return max(scores, key=lambda rate: (*scores[rate], -rate))
+
+
 @cache
 def winners_bias(rates: int) -> float:
     """How much better the best of `rates` equally good learning rates looks than it is, in standard errors of its mean,

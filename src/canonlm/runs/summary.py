@@ -18,8 +18,8 @@ from canonlm.runs.identity import flat
 from canonlm.runs.identity import group as group_of
 from canonlm.runs.load import Run
 from canonlm.runs.rows import Count, Evaluation, in_order, is_slice, primary, scale_of
-from canonlm.runs.seed_statistics import SEEDS_OF_INTERVAL, Spread, by_seed, spread_of, wilson_interval
-from canonlm.runs.task_info import score_of
+from canonlm.runs.seed_statistics import SEEDS_OF_INTERVAL, Spread, best_rate, by_seed, spread_of, wilson_interval
+from canonlm.runs.task_info import TaskInfo
 
 MIN_RATES = 3
 AT_MOST = "_at_most"  # suffix of a measure that bounds another
@@ -84,16 +84,25 @@ class Architecture:
     measure or the slice that the runs of this task are compared by, "" for the mean accuracy. `tokens_per_s`: the
     median over all finished runs. `validated`: runs on validation samples have chosen the rate."""
 
-    arch: str
-    family: str
-    task: str
+    group: Group[Run] = field(repr=False)
     score: str
     rates: tuple[Rate, ...]
     best: Rate | None
     parameters: int | None
     tokens_per_s: float | None
-    matched: str = ""
     validated: bool = False
+
+    @property
+    def arch(self) -> str:
+        return self.group.name
+
+    @property
+    def family(self) -> str:
+        return self.group.family
+
+    @property
+    def task(self) -> TaskInfo:
+        return self.group.runs[0].task
 
 
 @dataclass(frozen=True)
@@ -205,7 +214,7 @@ def differences(reference: Architecture, other: Architecture) -> dict[str, Diffe
 
 def adjusted(architectures: Iterable[Architecture]) -> str:
     """One sentence on what was adjusted to make the numbers of parameters equal; "" where nothing was."""
-    parts = [f"{a.arch} {a.matched}" for a in architectures if a.matched]
+    parts = [f"{a.arch} {a.group.matched}" for a in architectures if a.group.matched]
     return f"Adjusted to match parameters: {'; '.join(parts)}." if parts else ""
 
 
@@ -259,7 +268,7 @@ def _spread(runs: Sequence[Run], key: str) -> Spread | None:
     if not key or is_slice(key):
         slices = [_final(run).slices for run in runs if not key or key in _final(run).slices]
         questions = min(sum(each[k].total for k in ([key] if key else primary(each))) for each in slices)
-    return spread_of([*values.values()], questions, two_state=score_of(runs[0].task).two_state)
+    return spread_of([*values.values()], questions, two_state=runs[0].task.score.two_state)
 
 
 def _difference(key: str, reference: Rate, other: Rate) -> Difference | None:
@@ -274,14 +283,14 @@ def _difference(key: str, reference: Rate, other: Rate) -> Difference | None:
     if len(seeds) >= SEEDS_OF_INTERVAL:
         mine, others = ([values[seed] for seed in seeds] for values in (ours, theirs))
         questions = min(rate.questions(key) for rate in (other, reference)) if is_slice(key) else None
-        two_state = questions is not None and score_of(reference.runs[0].task).two_state
+        two_state = questions is not None and reference.runs[0].task.score.two_state
         low, high = seed_statistics.difference_interval(mine, others, questions, two_state=two_state)
     return Difference(mean, low, high, tuple(gaps))
 
 
 def _score(runs: Sequence[Run]) -> str:
     """The measure or the slice that is the score of the runs' task, where any finished run has it; else ""."""
-    score = score_of(runs[0].task)
+    score = runs[0].task.score
     key = score.measure or score.slice
     return key if any(_final(run).value(key) is not None for run in runs if run.finished) else ""
 
@@ -297,8 +306,9 @@ def _apart_from_split(group: Group[Run]) -> str:
 
 
 def _best(rates: Iterable[Rate]) -> Rate | None:
-    finished = [rate for rate in rates if rate.runs]
-    return max(finished, key=lambda rate: (rate.score.runs, rate.score.mean) if rate.score else (0, 0.0), default=None)
+    finished = {rate.lr: rate for rate in rates if rate.runs}
+    scores = {lr: (rate.score.runs, rate.score.mean) if rate.score else (0, 0.0) for lr, rate in finished.items()}
+    return finished[best_rate(scores)] if finished else None
 
 
 def _architecture(group: Group[Run], score: str, tuning: Group[Run] | None) -> Architecture:
@@ -311,10 +321,8 @@ def _architecture(group: Group[Run], score: str, tuning: Group[Run] | None) -> A
     sizes = {result.num_parameters for result in results}
     speeds = [result.tokens_per_s for result in results if result.tokens_per_s is not None]
     return Architecture(
-        arch=group.name, family=group.family, task=group.runs[0].task, score=score, rates=rates, best=best,
-        parameters=sizes.pop() if len(sizes) == 1 else None,
-        tokens_per_s=statistics.median(speeds) if speeds else None, matched=group.matched,
-        validated=validated is not None,
+        group, score, rates, best, sizes.pop() if len(sizes) == 1 else None,
+        statistics.median(speeds) if speeds else None, validated is not None,
     )  # fmt: skip
 
 

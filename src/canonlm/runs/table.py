@@ -26,7 +26,6 @@ from canonlm.runs.identity import exact, flat
 from canonlm.runs.load import LeftOut, Run, TextRun, mixes, tokens_of
 from canonlm.runs.rows import DAMAGE, Evaluation, TextEvaluation, finite, known_count, one_line, slice_key
 from canonlm.runs.seed_statistics import t_factor
-from canonlm.runs.task_info import headline
 
 SCHEMA = {
     "source": pl.String,  # published, best (of learning rates), reference (open models), paper, yours
@@ -115,7 +114,7 @@ def tasks_of(runs: Sequence[Run | TextRun], names: Names) -> dict[str, tuple[str
     for run in runs:
         if isinstance(run, Run):
             task = run.config["task"]
-            tasks[run.name] = str(run.task), names.setting_of(task if isinstance(task, dict) else {"name": task})
+            tasks[run.name] = run.task.name, names.setting_of(task if isinstance(task, dict) else {"name": task})
     return tasks
 
 
@@ -151,7 +150,7 @@ def _of_evaluation(run: Run | TextRun, row: Evaluation | TextEvaluation, kind: t
     assert isinstance(run, Run)
     shares = {key: count.accuracy for key, count in row.slices.items()}
     errors = {key: math.sqrt(p * (1 - p) / max(1, row.slices[key].total - 1)) for key, p in shares.items()}
-    keys = headline(run.task, row.slices)
+    keys = run.task.headline(row.slices)
     if keys and "all" not in row.slices:
         mean = sum(shares[key] for key in keys) / len(keys)
         error = math.sqrt(sum(errors[key] ** 2 for key in keys)) / len(keys)

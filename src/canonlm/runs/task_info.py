@@ -1,4 +1,4 @@
-"""The descriptions of a task from outside, from `task.json` in its run folders: reports never run a task's file.
+"""Tasks for readers of runs. One from outside is described by `task.json` in its run folders: its file is never run.
 
 The file may be somebody else's: it is only read as text, and long texts are cut.
 """
@@ -28,36 +28,32 @@ class Words:
     measures: "Mapping[str, Measure]" = field(default_factory=dict)
 
 
-class Named(str):
-    """The name of a task from outside, with its words."""
+@dataclass(frozen=True)
+class TaskInfo:
+    """A task for readers of its runs. own: the words of a task from outside. A built-in task is looked up by its name;
+    any other name has empty words."""
 
-    words: "Words | Task"
+    name: str
+    own: "Words | Task | None" = field(default=None, compare=False, repr=False)
 
-    def __new__(cls, name: str, words: "Words | Task") -> "Named":
-        named = super().__new__(cls, name)
-        named.words = words
-        return named
+    @classmethod
+    def of(cls, task: "Task | None") -> "TaskInfo":
+        return cls("") if task is None else cls(task.name, task)
 
+    @property
+    def words(self) -> "Words | Task | type[Task]":
+        from canonlm.tasks import registered
 
-def named(task: "Task | None") -> str:
-    return "" if task is None else Named(task.name, task)
+        return registered(self.name) if self.own is None else self.own
 
+    @property
+    def score(self) -> "Score":
+        return self.words.score
 
-def words_of(task: str) -> "Words | Task | type[Task]":
-    """The words for a task's name; empty for a name that is neither built in nor `Named`."""
-    from canonlm.tasks import registered
-
-    return task.words if isinstance(task, Named) else registered(task)
-
-
-def score_of(task: str) -> "Score":
-    return words_of(task).score
-
-
-def headline(task: str, slices: Iterable[str]) -> list[str]:
-    """The slices whose mean accuracy stands for the task: the one that the task names, or all of the primary scale."""
-    one = score_of(task).slice
-    return [key for key in primary(slices) if key == one or not one]
+    def headline(self, slices: Iterable[str]) -> list[str]:
+        """The slices whose mean accuracy stands for the task: the one that it names, or all of the primary scale."""
+        one = self.score.slice
+        return [key for key in primary(slices) if key == one or not one]
 
 
 def written(task: "Task") -> dict[str, Any]:

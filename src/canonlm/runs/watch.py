@@ -11,6 +11,7 @@ from canonlm.runs.folder import Folders, about, as_paths, configured, read_confi
 from canonlm.runs.follow import Followed
 from canonlm.runs.load import named_sources, task_of
 from canonlm.runs.rows import evaluation, text_evaluation, writable
+from canonlm.runs.task_info import TaskInfo
 
 QUIET_SECONDS = 300.0  # without a row, after which a run counts as unfinished
 
@@ -30,7 +31,7 @@ class Watched(Followed):
     def __init__(self, folder: Path, name: str) -> None:
         super().__init__(folder / "metrics.jsonl")
         self.folder, self.name = folder, name
-        self.arch = self.task = "?"
+        self.arch, self.task = "?", TaskInfo("?")
         self.lr: float | None = None
         self.seed: int | None = None
         self.steps: int | None = None
@@ -69,7 +70,8 @@ class Watched(Followed):
             known = about(config)
             on_text = config.get("text") is not None
             self.evaluate = text_evaluation if on_text else evaluation
-            self.task = ", ".join(named_sources(config)) if on_text else task_of(config, self.folder)[0]
+            sources = ", ".join(named_sources(config)) if on_text else ""
+            self.task = TaskInfo(sources) if on_text else task_of(config, self.folder)[0]
         except (ValueError, OSError):
             self._damaged = True
         else:
