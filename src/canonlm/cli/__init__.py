@@ -10,8 +10,12 @@ from typing import Annotated, Any
 import typer
 
 import canonlm
-from canonlm.cli.lazy import Commands
+from canonlm.cli.lazy import Commands, on_use
 from canonlm.cli.status import PlainWarnings, drop
+from canonlm.core.ranks import prints
+
+with on_use():
+    from canonlm.core import errors  # imports pydantic, which `--help` does not need
 
 COMMANDS = {
     "play": "play.play",
@@ -132,20 +136,15 @@ def _usage(error: Any) -> str:
             context, words = context.parent, [context.info_name, *words]
         return f"{name} is missing: `canonlm {' '.join(words)}` explains it"
     if kind == "BadParameter" and name and error.message.startswith(SHOULD_BE):
-        from canonlm.core.errors import expected
-
         what = error.message.removeprefix(SHOULD_BE).partition(", unable to")[0].replace(" valid ", " ")
         what = what.replace("a integer", "an integer").replace("greater than or equal to", "a number >=")
-        return str(expected(name, what, error.__cause__.errors()[0]["input"]))
+        return str(errors.expected(name, what, error.__cause__.errors()[0]["input"]))
     if kind == "NoSuchOption" and any(each.metavar == "KEY=VALUE" for each in error.ctx.command.params):
         return f"{text}. Settings are written without dashes: KEY=VALUE"
     return text
 
 
 def _say(message: str, code: int) -> int:
-    from canonlm.core.errors import brief  # imports pydantic, which `--help` does not need
-    from canonlm.core.ranks import prints
-
     if prints():
-        print(f"canonlm: {brief(' '.join(message.splitlines()), MAX_MESSAGE)}", file=sys.stderr)
+        print(f"canonlm: {errors.brief(' '.join(message.splitlines()), MAX_MESSAGE)}", file=sys.stderr)
     return code

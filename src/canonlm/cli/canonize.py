@@ -25,10 +25,9 @@ with on_use():
 MODEL = typer.Argument(
     help="A folder of transformers, or a name on the Hugging Face Hub; with --dry-run also an architecture, such as "
     "hf:qwen3.",
-    show_default=False,
     metavar="MODEL",
 )
-OUT = typer.Argument(help="The folder to write.", show_default=False, metavar="OUT")
+OUT = typer.Argument(help="The folder to write.", metavar="OUT")
 SITES = typer.Option(help="Sites: letters such as ABCD, with variants such as KVOM:scaled.")
 INIT = typer.Option(
     help="zero: layers start as the identity where their variant allows it, so the model answers as before; uniform: "

@@ -7,13 +7,12 @@ from json import dumps
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from canonlm.cli.lazy import on_use
 from canonlm.cli.options import Device, Dtype, JsonFile, Step, TrustModel, Variant, check_place, opened, write_to
-from canonlm.cli.status import doing, load_torch
+from canonlm.cli.status import doing, load_torch, wide_console
 from canonlm.core.errors import brief, unknown
 from canonlm.core.user_folders import expanded
 
@@ -27,12 +26,9 @@ with on_use():
 MODEL = typer.Argument(
     help="A run's folder, a saved or published model, a name on the Hugging Face Hub; or an architecture, such as "
     "llama+canon or hf:qwen3, which is made small, with random weights.",
-    show_default=False,
     metavar="MODEL",
 )
-CASES = typer.Option(
-    help='Which cases, separated by commas, such as "greedy,left padding". Default: all.', show_default=False
-)
+CASES = typer.Option(help='Which cases, separated by commas, such as "greedy,left padding". Default: all.')
 SEED = typer.Option(help="Seed of the tokens that the model reads, and of random weights.", min=0)
 
 MARKS = {"passed": "green", "differs": "bold red", "failed": "bold red", "refused": "yellow"}
@@ -80,8 +76,7 @@ def check(
             error = "" if outcome.error is None else f"{outcome.error:.1e}"
             what = checks.CASES[outcome.case].about if error else outcome.detail
             table.add_row(outcome.case, f"[{MARKS[outcome.state]}]{outcome.state}[/]", error, Text(what))
-        console = Console()
-        (console if console.is_terminal else Console(width=160)).print(table)  # elsewhere a case is a line
+        wide_console().print(table)
         print(f"{model}: {'; '.join(wrong) or 'no wrong answer'}")
     if json is not None:
         write_to(json, dumps([asdict(outcome) for outcome in outcomes], indent=1), "--json")

@@ -18,12 +18,11 @@ with on_use():
     from canonlm.experiments import ledger
     from canonlm.report import claims_page
 
-CLAIM = typer.Argument(help="One claim in full, such as C06.", show_default=False, metavar="ID")
+CLAIM = typer.Argument(help="One claim in full, such as C06.", metavar="ID")
 SCALE = typer.Option(help="Which runs judge the claims: micro, small or paper.", autocompletion=completion.scales)
-RUNS = typer.Option(help="Folder of CSV files that `canonlm replicate --export` wrote. Default: our own runs.",
-                    show_default=False)  # fmt: skip
+RUNS = typer.Option(help="Folder of CSV files that `canonlm replicate --export` wrote. Default: our own runs.")
 SEED_SET = typer.Option(help="The seeds of the runs, as in `canonlm replicate`.")
-OUT = typer.Option(help="Write a page instead, to a file that ends in .html or .md.", show_default=False)
+OUT = typer.Option(help="Write a page instead, to a file that ends in .html or .md.")
 
 
 def claims(

@@ -19,14 +19,13 @@ with on_use():
 
 SOURCE = typer.Argument(
     help="A folder, or a repository on the Hugging Face Hub, with a published checkpoint or one of ours.",
-    show_default=False,
     metavar="SOURCE",
 )
-VARIANT = typer.Option(help="Which sub-folder, if SOURCE has several.", show_default=False)
-REVISION = typer.Option(help="Branch, tag or commit on the Hub.", show_default=False)
-TOKEN = typer.Option(help="Access token for the Hub. Default: the one you logged in with.", show_default=False)
-CACHE_DIR = typer.Option(help="Where downloads are kept. Default: the Hub's own cache.", show_default=False)
-DTYPE = typer.Option(help="float32, bfloat16, float16 or float64. Default: as stored.", show_default=False)
+VARIANT = typer.Option(help="Which sub-folder, if SOURCE has several.")
+REVISION = typer.Option(help="Branch, tag or commit on the Hub.")
+TOKEN = typer.Option(help="Access token for the Hub. Default: the one you logged in with.")
+CACHE_DIR = typer.Option(help="Where downloads are kept. Default: the Hub's own cache.")
+DTYPE = typer.Option(help="float32, bfloat16, float16 or float64. Default: as stored.")
 TO = typer.Option(
     help="canonlm: ours, for from_pretrained. hf, lingua: the release's two formats. llama: transformers' own Llama."
 )

@@ -28,22 +28,18 @@ with on_use():
 
 TASK = typer.Argument(
     help="A task; `canonlm tasks` lists them. FILE.py:NAME: one of yours.",
-    show_default=False,
     autocompletion=completion.tasks,
     metavar="TASK",
 )
-SETTINGS = typer.Argument(
-    help="Settings of the task, such as task.N=8 task.K=2.", show_default=False, metavar="KEY=VALUE"
-)
+SETTINGS = typer.Argument(help="Settings of the task, such as task.N=8 task.K=2.", metavar="KEY=VALUE")
 N = typer.Option("--n", help="How many samples.", min=1)
-DIFFICULTY = typer.Option(help="A named difficulty, such as depo1-225.", show_default=False)
+DIFFICULTY = typer.Option(help="A named difficulty, such as depo1-225.")
 SPLIT = typer.Option(help="train, valid (the same distribution), test (the hardest cases) or validation (like test).")
 SEED = typer.Option(help="Samples are a function of seed, split and index.", min=0)
-OUT = typer.Option(help="The Parquet file to write, such as depo.parquet.", show_default=False)
-LOSS_ON = typer.Option(help="Which tokens get a label: answer or all. Default: as in the paper.", show_default=False)
+OUT = typer.Option(help="The Parquet file to write, such as depo.parquet.")
+LOSS_ON = typer.Option(help="Which tokens get a label: answer or all. Default: as in the paper.")
 VERIFY = typer.Option(
-    help="Grade a file of answers to the samples instead: Parquet or JSON lines, with index and answers.",
-    show_default=False,
+    help="Grade a file of answers to the samples instead: Parquet or JSON lines, with index and answers."
 )
 
 STYLES = {"marker": "dim", "context": "", "question": "bold cyan", "answer": "bold green"}

@@ -4,12 +4,11 @@ from json import dumps
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from canonlm.cli.lazy import on_use
 from canonlm.cli.options import JsonFile, check_place, write_to
-from canonlm.cli.status import doing
+from canonlm.cli.status import doing, wide_console
 
 with on_use():
     import torch
@@ -73,8 +72,7 @@ def doctor(again: Annotated[bool, AGAIN] = False, json: JsonFile = None) -> int:
 
 
 def _show(machine: dict[str, Any], rows: list[dict[str, Any]], notes: list[str]) -> None:
-    console = Console()
-    console = console if console.is_terminal else Console(width=160)
+    console = wide_console()
     for name, value in machine.items():
         console.print(f"{name:24}{value}", highlight=False, markup=False)
     table = Table("kernel", "used for", "inputs", "", "values", "gradients", "", box=None, padding=(0, 2, 0, 0))

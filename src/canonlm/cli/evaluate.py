@@ -26,20 +26,15 @@ with on_use():
 
 SETTINGS = typer.Argument(
     help='Settings of the suite, such as k=2 background=1000. A list (in quotes: "k=[1,2]") evaluates each value.',
-    show_default=False,
     metavar="KEY=VALUE",
 )
-SUITE = typer.Option(help="multihop, babilong, harness or playground.", show_default=False)
+SUITE = typer.Option(help="multihop, babilong, harness or playground.")
 TASKS = typer.Option(
-    help="For the harness: names of tasks or groups, separated by commas. `canonlm lm-eval ls tasks` lists them.",
-    show_default=False,
+    help="For the harness: names of tasks or groups, separated by commas. `canonlm lm-eval ls tasks` lists them."
 )
-OUT = typer.Option(
-    help="Folder for results.json and the answers. Default: evals/ in a run's folder, or evals/MODEL.",
-    show_default=False,
-)
+OUT = typer.Option(help="Folder for results.json and the answers. Default: evals/ in a run's folder, or evals/MODEL.")
 PUBLISHED = typer.Option("--published", help="Use the settings of the published results.")
-BATCH_SIZE = typer.Option(help="Questions at a time. Default: found automatically.", min=1, show_default=False)
+BATCH_SIZE = typer.Option(help="Questions at a time. Default: found automatically.", min=1)
 TRUST = typer.Option("--trust", help="Run the functions and templates in somebody else's task files for the harness.")
 BOS = typer.Option("--bos", help="Begin every prompt with the tokenizer's BOS token.")
 BEYOND = typer.Option("--beyond-context", help="Also read prompts that are longer than the model's context.")

@@ -20,10 +20,8 @@ with on_use():
     from canonlm.suites import load_model
     from canonlm.train import checkpoint
 
-RUN = typer.Argument(help="The folder of a run.", show_default=False, metavar="RUN")
-STEP = typer.Option(
-    help="Which checkpoint of the run, by its step. Default: the newest complete one.", show_default=False
-)
+RUN = typer.Argument(help="The folder of a run.", metavar="RUN")
+STEP = typer.Option(help="Which checkpoint of the run, by its step. Default: the newest complete one.")
 DTYPE = typer.Option(help="fp32, bf16 or fp16.")
 SELF_CONTAINED = typer.Option(
     "--self-contained",

@@ -25,32 +25,24 @@ with on_use():
 PROMPT = typer.Argument(
     help="The text to continue. For a run of `canonlm play`: the task's own words, as `canonlm data show` prints "
     'them, such as "bos x3 x1 x4 ans".',
-    show_default=False,
     metavar="PROMPT",
 )
 MAX_TOKENS = typer.Option(
-    help="The maximum number of tokens to write. Default: 128, or as many as fit after PROMPT.",
-    min=1,
-    show_default=False,
+    help="The maximum number of tokens to write. Default: 128, or as many as fit after PROMPT.", min=1
 )
 TEMPERATURE = typer.Option(help="0: always the likeliest token. 1: draw by the model's own probabilities.", min=0)
-TOP_K = typer.Option(help="Draw from the K likeliest tokens only.", min=1, show_default=False)
-TOP_P = typer.Option(help="Draw from the likeliest tokens whose probabilities add up to this.", show_default=False)
+TOP_K = typer.Option(help="Draw from the K likeliest tokens only.", min=1)
+TOP_P = typer.Option(help="Draw from the likeliest tokens whose probabilities add up to this.")
 SEED = typer.Option(help="Seed of the draws: the same seed writes the same text.")
 BOS = typer.Option(
-    "--bos/--no-bos",
-    help="Begin the prompt with the tokenizer's BOS token. Default: as the tokenizer does by itself.",
-    show_default=False,
+    "--bos/--no-bos", help="Begin the prompt with the tokenizer's BOS token. Default: as the tokenizer does by itself."
 )
-STOP = typer.Option(help="Stop before this text. Repeat for more.", show_default=False)
+STOP = typer.Option(help="Stop before this text. Repeat for more.")
 PROMPTS = typer.Option(
-    help='A file of prompts in place of PROMPT: one per line or, in a .jsonl file, {"prompt": …} per line.',
-    show_default=False,
+    help='A file of prompts in place of PROMPT: one per line or, in a .jsonl file, {"prompt": …} per line.'
 )
-OUT = typer.Option(help='With --prompts: the file to write, {"prompt": …, "text": …} per line.', show_default=False)
-BATCH_SIZE = typer.Option(
-    help="With --prompts: prompts at a time. Default: found automatically.", min=1, show_default=False
-)
+OUT = typer.Option(help='With --prompts: the file to write, {"prompt": …, "text": …} per line.')
+BATCH_SIZE = typer.Option(help="With --prompts: prompts at a time. Default: found automatically.", min=1)
 
 DEFAULT_TOKENS = 128  # of an answer, without --max-tokens
 

@@ -21,12 +21,9 @@ with on_use():
 
 SETTINGS = typer.Argument(
     help="Settings to change, such as train.steps=100; with --slurm also the job's, such as nodes=2 gpus=8.",
-    show_default=False,
     metavar="KEY=VALUE",
 )
-LOCAL = typer.Option(
-    help="The number of processes on this machine: one per GPU, or sharing the cores.", show_default=False
-)
+LOCAL = typer.Option(help="The number of processes on this machine: one per GPU, or sharing the cores.")
 SLURM = typer.Option("--slurm", help="Submit a SLURM job, which is requeued until the run is finished.")
 DRY_RUN = typer.Option("--dry-run", help="Show what --slurm would submit.")
 

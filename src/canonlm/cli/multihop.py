@@ -12,10 +12,8 @@ with on_use():
     from canonlm.suites import multihop as suite
     from canonlm.train import load_config
 
-OUT = typer.Argument(help="The file to write, such as hops.jsonl.", show_default=False, metavar="OUT")
-SETTINGS = typer.Argument(
-    help="Settings of the suite, such as k=2 people=3 background=200.", show_default=False, metavar="KEY=VALUE"
-)
+OUT = typer.Argument(help="The file to write, such as hops.jsonl.", metavar="OUT")
+SETTINGS = typer.Argument(help="Settings of the suite, such as k=2 people=3 background=200.", metavar="KEY=VALUE")
 N = typer.Option("--n", help="How many texts.", min=1)
 SPLIT = typer.Option(help="train, valid or test (the questions of `canonlm eval`).")
 SEED = typer.Option(help="Texts are a function of settings, seed, split and index.", min=0)

@@ -29,12 +29,8 @@ KINDS = {
         "experiment.yaml", ("canonlm replicate FILE --dry-run", "canonlm replicate FILE"), "replicate.md"
     ),
 }
-KIND = typer.Argument(
-    help="task, mixer or experiment.", show_default=False, metavar="KIND", autocompletion=lambda: list(KINDS)
-)
-FILE = typer.Argument(
-    help="The file to write: NAME.py, or NAME.yaml for an experiment.", show_default=False, metavar="FILE"
-)
+KIND = typer.Argument(help="task, mixer or experiment.", metavar="KIND", autocompletion=lambda: list(KINDS))
+FILE = typer.Argument(help="The file to write: NAME.py, or NAME.yaml for an experiment.", metavar="FILE")
 
 
 def new(kind: Annotated[str, KIND], file: Annotated[Path, FILE]) -> int:

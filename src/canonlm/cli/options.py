@@ -4,7 +4,6 @@ import errno
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,21 +21,18 @@ with on_use():
 
     from canonlm.suites import load_model
 
-_argument = partial(typer.Argument, show_default=False)
-_option = partial(typer.Option, show_default=False)  # the default is in the text, or is nothing
-
 Recipe = Annotated[
     str,
-    _argument(
+    typer.Argument(
         help="A YAML file, or the name of a recipe (`canonlm recipes list`).",
         autocompletion=completion.recipes,
         metavar="RECIPE",
     ),
 ]
 Overrides = Annotated[
-    list[str] | None, _argument(help="Settings to change, such as train.steps=100.", metavar="KEY=VALUE")
+    list[str] | None, typer.Argument(help="Settings to change, such as train.steps=100.", metavar="KEY=VALUE")
 ]
-RunFolder = Annotated[Path | None, _option("--out", help="The run's folder. Default: runs/RECIPE.")]
+RunFolder = Annotated[Path | None, typer.Option("--out", help="The run's folder. Default: runs/RECIPE.")]
 TrustRecipe = Annotated[
     bool,
     typer.Option(
@@ -45,7 +41,7 @@ TrustRecipe = Annotated[
 ]
 Match = Annotated[
     str | None,
-    _option(
+    typer.Option(
         help="parameters: resize each MLP until all architectures have as many parameters as the first, within 1 %."
     ),
 ]
@@ -53,27 +49,31 @@ Jobs = Annotated[int, typer.Option(help="How many runs at a time.")]
 SlurmWorkers = Annotated[bool, typer.Option("--slurm", help="Start workers as a SLURM job array instead of one here.")]
 SlurmSettings = Annotated[
     list[str] | None,
-    _argument(help="With --slurm: the job's settings, such as array=16 gpus=1 time=24:00:00.", metavar="KEY=VALUE"),
+    typer.Argument(
+        help="With --slurm: the job's settings, such as array=16 gpus=1 time=24:00:00.", metavar="KEY=VALUE"
+    ),
 ]
 Model = Annotated[
     str,
-    _argument(
+    typer.Argument(
         help="A run's folder, a folder of `canonlm export` or of transformers, a published checkpoint, or a name on "
         "the Hugging Face Hub.",
         metavar="MODEL",
     ),
 ]
-Step = Annotated[int | None, _option(help="Which checkpoint of a run, by its step. Default: the newest complete one.")]
-Variant = Annotated[str | None, _option(help="Which sub-folder, if a published checkpoint has several.")]
-Tokenizer = Annotated[
-    str | None, _option(help="A file, a folder, a name on the Hub, or bytes. Default: the model's own.")
+Step = Annotated[
+    int | None, typer.Option(help="Which checkpoint of a run, by its step. Default: the newest complete one.")
 ]
-Dtype = Annotated[str | None, _option(help="fp32, bf16 or fp16. Default: as stored.")]
+Variant = Annotated[str | None, typer.Option(help="Which sub-folder, if a published checkpoint has several.")]
+Tokenizer = Annotated[
+    str | None, typer.Option(help="A file, a folder, a name on the Hub, or bytes. Default: the model's own.")
+]
+Dtype = Annotated[str | None, typer.Option(help="fp32, bf16 or fp16. Default: as stored.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, …")]
 TrustModel = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")]
-NewFolder = Annotated[Path, _argument(help="The folder to write.", metavar="OUT")]
+NewFolder = Annotated[Path, typer.Argument(help="The folder to write.", metavar="OUT")]
 JsonFile = Annotated[
-    str | None, _option("--json", help="Write the same as JSON; - writes to the terminal instead.", metavar="FILE")
+    str | None, typer.Option("--json", help="Write the same as JSON; - writes to the terminal instead.", metavar="FILE")
 ]
 
 

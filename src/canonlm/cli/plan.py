@@ -20,17 +20,16 @@ with on_use():
     from canonlm.models import names
     from canonlm.train import build, config, load_config
 
-OVERRIDES = typer.Argument(help="Settings to change, such as parallel.tp=2.", show_default=False, metavar="KEY=VALUE")
+OVERRIDES = typer.Argument(help="Settings to change, such as parallel.tp=2.", metavar="KEY=VALUE")
 WHAT = typer.Argument(
     help="A recipe (`canonlm recipes list`), a YAML file, or a task.",
-    show_default=False,
     autocompletion=completion.recipes_and_tasks,
     metavar="WHAT",
 )
 PRESET = typer.Option(help="For a task: tiny, small or paper.", autocompletion=completion.presets)
-DIFFICULTY = typer.Option(help="For a task: one of its named difficulties.", show_default=False)
+DIFFICULTY = typer.Option(help="For a task: one of its named difficulties.")
 ARCH = typer.Option(help="For a task: architectures, separated by commas.", autocompletion=completion.architectures)
-GPUS = typer.Option(help="How many GPUs. Default: 8; for a task 1.", show_default=False)
+GPUS = typer.Option(help="How many GPUs. Default: 8; for a task 1.")
 GPU = typer.Option(help="Which kind: a100-80, h100, h200, …")
 MFU = typer.Option(help="The share of the GPUs' peak that training will reach.")
 

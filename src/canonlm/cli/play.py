@@ -21,27 +21,22 @@ with on_use():
 
 TASK = typer.Argument(
     help="A task; `canonlm tasks` lists them. FILE.py:NAME: one of yours. text: prepared text, with data=FOLDER.",
-    show_default=False,
     autocompletion=completion.tasks_and_text,
     metavar="TASK",
 )
-OVERRIDES = typer.Argument(
-    help="Settings to change in every run, such as train.steps=100.", show_default=False, metavar="KEY=VALUE"
-)
+OVERRIDES = typer.Argument(help="Settings to change in every run, such as train.steps=100.", metavar="KEY=VALUE")
 PRESET = typer.Option(
     help="tiny: minutes on two CPU cores. small: one GPU. paper: the paper's own settings.",
     autocompletion=completion.presets,
 )
-DIFFICULTY = typer.Option(help="For the paper preset: one of the task's named difficulties.", show_default=False)
+DIFFICULTY = typer.Option(help="For the paper preset: one of the task's named difficulties.")
 ARCH = typer.Option(
     help="Architectures, separated by commas; `canonlm archs` lists them.", autocompletion=completion.architectures
 )
-LR = typer.Option(help="Learning rates, separated by commas. Default: the preset's.", show_default=False)
-SEEDS = typer.Option(help="Seeds 0 … N-1 for every learning rate. Default: the preset's.", show_default=False)
-OUT = typer.Option(help="Folder for runs and report. Default: runs/TASK-PRESET.", show_default=False)
-JOBS = typer.Option(
-    help="How many runs at a time. Default: one per GPU, or as many as fit the CPU cores.", show_default=False
-)
+LR = typer.Option(help="Learning rates, separated by commas. Default: the preset's.")
+SEEDS = typer.Option(help="Seeds 0 … N-1 for every learning rate. Default: the preset's.")
+OUT = typer.Option(help="Folder for runs and report. Default: runs/TASK-PRESET.")
+JOBS = typer.Option(help="How many runs at a time. Default: one per GPU, or as many as fit the CPU cores.")
 
 
 def play(

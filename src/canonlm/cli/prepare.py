@@ -16,29 +16,22 @@ from canonlm.data.index import check as compare
 with on_use():
     from canonlm.data import prepare as preparation
 
-FOLDER = typer.Argument(help="A folder that `canonlm data prepare` wrote.", show_default=False, metavar="FOLDER")
-OPTIONS = typer.Argument(
-    help="Options of the executor, such as partition=cpu time=4:00:00.", show_default=False, metavar="KEY=VALUE"
-)
+FOLDER = typer.Argument(help="A folder that `canonlm data prepare` wrote.", metavar="FOLDER")
+OPTIONS = typer.Argument(help="Options of the executor, such as partition=cpu time=4:00:00.", metavar="KEY=VALUE")
 INPUT = typer.Option(
     "--input",
     help="A file (.jsonl, .parquet, .txt; .gz, .zst), a folder, a glob, or hf:NAME[:config[:split]]. Repeat for more.",
-    show_default=False,
 )
-TOKENIZER = typer.Option(
-    help="bytes, or a file: tokenizer.json, a tiktoken file, a sentencepiece model.", show_default=False
-)
+TOKENIZER = typer.Option(help="bytes, or a file: tokenizer.json, a tiktoken file, a sentencepiece model.")
 TEXT_KEY = typer.Option(help="The key or column that has the text.")
-GLOB = typer.Option(help="Which files of a folder to read, such as '*.py'.", show_default=False)
-EXCLUDE = typer.Option(help="Skip folders of this name. Repeat for more.", show_default=False)
+GLOB = typer.Option(help="Which files of a folder to read, such as '*.py'.")
+EXCLUDE = typer.Option(help="Skip folders of this name. Repeat for more.")
 BOS = typer.Option("--bos/--no-bos", help="Start every document with the tokenizer's BOS token.")
 EOS = typer.Option("--eos/--no-eos", help="End every document with the tokenizer's EOS token.")
 VALIDATION = typer.Option(help="The share of documents to hold out, such as 0.01.")
 SEED = typer.Option(help="Decides which documents are held out.", min=0)
-TASKS = typer.Option(
-    help="How many parts the work is split into. Default: one per 32 MB of input.", min=1, show_default=False
-)
-WORKERS = typer.Option(help="How many parts are processed at a time. Default: one per core.", min=1, show_default=False)
+TASKS = typer.Option(help="How many parts the work is split into. Default: one per 32 MB of input.", min=1)
+WORKERS = typer.Option(help="How many parts are processed at a time. Default: one per core.", min=1)
 MAX_BAD = typer.Option(help="How many bad lines are accepted.", min=0)
 EXECUTOR = typer.Option(help="local, slurm or ray.")
 

@@ -19,7 +19,7 @@ with on_use():
     from canonlm.suites import probe as probing
     from canonlm.train import build, checkpoint, load_config
 
-RUN = typer.Argument(help="The folder of a Lano run, such as runs/lano-tiny/runs/….", show_default=False, metavar="RUN")
+RUN = typer.Argument(help="The folder of a Lano run, such as runs/lano-tiny/runs/….", metavar="RUN")
 LAYER = typer.Option(help="0: the embeddings; 1, 2, …: after that block; -1: what the output head reads.")
 FIT = typer.Option(help="Training sentences that the classifiers are fitted on.", min=2)
 TEST = typer.Option(help="Test sentences that they are scored on.", min=2)

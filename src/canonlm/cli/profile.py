@@ -29,17 +29,13 @@ with on_use():
 ARCHS = typer.Argument(
     help="Architectures, separated by commas; the others are compared with the first. `canonlm archs` lists them; "
     "FILE.py:NAME: one of yours.",
-    show_default=False,
     autocompletion=completion.architectures,
     metavar="ARCHS",
 )
-TASKS = typer.Option(
-    help="Tasks, separated by commas. Default: depo, copying, brevo, mano, lano and capo.", show_default=False
-)
+TASKS = typer.Option(help="Tasks, separated by commas. Default: depo, copying, brevo, mano, lano and capo.")
 SEEDS = typer.Option(
     help="Seeds for each architecture. Default: as many as verdicts need, which is 5 for up to six comparisons; "
-    "with --quick 1.",
-    show_default=False,
+    "with --quick 1."
 )
 QUICK = typer.Option(
     "--quick", help="One learning rate, one seed, a third of the training: takes minutes, proves nothing."

@@ -2,12 +2,11 @@
 
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from canonlm.cli.lazy import on_use
 from canonlm.cli.options import Overrides, Recipe
-from canonlm.cli.status import doing, load_torch, say
+from canonlm.cli.status import doing, load_torch, say, wide_console
 from canonlm.runs.identity import short_size
 
 with on_use():
@@ -35,9 +34,7 @@ def list_() -> None:
         model, windows, seq_len = f"{run.arch} {run.model}", run.train.batch_size, run.data.seq_len
         tokens = short_size(run.train.steps * windows * seq_len)
         table.add_row(name, run.arch, parameters[model], tokens, str(seq_len), str(windows), f"{run.train.optim.lr:g}")
-    # As wide as the terminal; elsewhere every recipe on one line.
-    console = Console()
-    (console if console.is_terminal else Console(width=160)).print(table, highlight=False)
+    wide_console().print(table, highlight=False)
 
 
 def show(recipe: Recipe, overrides: Overrides = None) -> None:

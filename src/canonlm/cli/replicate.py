@@ -24,7 +24,6 @@ with on_use():
 NAME = typer.Argument(
     help="fig4, fig5, fig7, fig10, fig12, fig13, fig14, fig24 to fig29, capacity, hops, text; all; or a YAML file of "
     "yours.",
-    show_default=False,
     autocompletion=completion.experiments,
     metavar="EXPERIMENT",
 )
@@ -33,18 +32,14 @@ SCALE = typer.Option(
 )
 OUT = typer.Option(help="Folder for the runs, which experiments share.")
 DRY_RUN = typer.Option(
-    "--dry-run",
-    help="Only show what would be trained and what that takes; with --slurm, the job's script.",
+    "--dry-run", help="Only show what would be trained and what that takes; with --slurm, the job's script."
 )
-ONLY = typer.Option(
-    help="Settings or claims to train, separated by commas, such as depo-micro or C25.", show_default=False
-)
+ONLY = typer.Option(help="Settings or claims to train, separated by commas, such as depo-micro or C25.")
 GPU = typer.Option(help="With --dry-run: the kind of GPU whose hours are shown.")
 SEED_SET = typer.Option(help="Repeat everything with other seeds: 0 is the set of our own runs.")
 TRUST = typer.Option("--trust", help="Run the Python files that somebody else's experiment names.")
 EXPORT = typer.Option(
-    help="Add the finished runs to CSV files in this folder; runs already in them are not trained again.",
-    show_default=False,
+    help="Add the finished runs to CSV files in this folder; runs already in them are not trained again."
 )
 
 

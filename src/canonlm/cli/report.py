@@ -10,20 +10,17 @@ import typer
 from rich.console import Console
 
 from canonlm.cli.live import follow_folders
-from canonlm.cli.status import doing, say
+from canonlm.cli.status import doing, say, wide_console
 from canonlm.core.errors import expected, writing
 from canonlm.report import load_play
 from canonlm.report.page import place_of, write_page
 from canonlm.report.table import tables
 
 FOLDERS = typer.Argument(
-    help="Runs, folders of runs, play folders, or folders of results of `canonlm eval`.",
-    metavar="RUN",
-    show_default=False,
+    help="Runs, folders of runs, play folders, or folders of results of `canonlm eval`.", metavar="RUN"
 )
 OUT = typer.Option(
-    help="Where the page goes. Default: report.html in the folder; for several folders, in the current one.",
-    show_default=False,
+    help="Where the page goes. Default: report.html in the folder; for several folders, in the current one."
 )
 TABLE = typer.Option("--table", help="Print the tables only; no page is written.")
 WATCH = typer.Option("--watch", help="Follow runs until all have ended, then report.")
@@ -69,6 +66,4 @@ def show(folders: Path | Sequence[Path], out: Path | None = None, page: bool = T
 def _console() -> Console:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a run's text may have characters that the terminal lacks
-    console = Console()
-    # A log has no width of its own, and 80 columns would cut the tables.
-    return console if console.is_terminal else Console(width=120)
+    return wide_console(120)

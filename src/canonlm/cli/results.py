@@ -12,7 +12,7 @@ from rich.table import Table
 
 from canonlm.cli.lazy import on_use
 from canonlm.cli.options import write_to
-from canonlm.cli.status import say
+from canonlm.cli.status import say, wide_console
 from canonlm.core.errors import writing
 from canonlm.experiments import published
 from canonlm.experiments.published.benchmarks import DIFFICULTIES
@@ -30,12 +30,10 @@ GIVEN = typer.Argument(
     help="Folders of runs, or of results of `canonlm eval`, to put beside the published ones. Filters: arch=GLA5,GDN2, "
     "size=1B, tokens=1T, lr=0.002, canon=yes, source=reference, model=…, task=…",
     metavar="RUN | KEY=VALUE",
-    show_default=False,
 )
 GROUP = typer.Option(
     help="Columns: short (default), standard, perplexity, retrieval, multihop, babilong, needle; or a task: depo, …",
     metavar="NAME",
-    show_default=False,
 )
 PAIRED = typer.Option("--paired", help="What Canon layers change: each model with them, minus the same without.")
 CURVES = typer.Option("--curves", help="Scores and losses during training, for --csv and --json.")
@@ -132,7 +130,7 @@ def _show(numbers: "pl.DataFrame", group: str | None, paired: bool, usual: bool)
         groups.pop("short", None)
     else:
         groups = {title: columns for title, columns in groups.items() if title == "short"}
-    console = _console()
+    console = wide_console(highlight=False)
     for title, columns in groups.items():
         rows = tables.only(numbers, columns)
         rows = _default_rows(rows) if usual else rows
@@ -150,11 +148,6 @@ def _default_rows(rows: "pl.DataFrame") -> "pl.DataFrame":
     """The rows of the release's models, the user's, and the paper's for synthetic tasks; all rows if there are none."""
     kept = rows.filter(pl.col("source").is_in(["published", "yours"]) | pl.col("task").is_in(list(DIFFICULTIES)))
     return kept if len(kept) else rows
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(width=160, highlight=False)
 
 
 def _print(console: Console, parts: Iterable[RenderableType]) -> None:

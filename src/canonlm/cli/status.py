@@ -44,6 +44,12 @@ def _plain(text: str) -> str:
     return re.sub(r"[^\n\t]+", lambda match: errors.plain(match[0]), text)
 
 
+def wide_console(width: int = 160, **options: Any) -> "console.Console":
+    """A console for tables, as wide as the terminal. A log has no width of its own, and 80 columns would cut rows."""
+    terminal = console.Console(**options)
+    return terminal if terminal.is_terminal else console.Console(width=width, **options)
+
+
 @contextmanager
 def doing(what: str) -> Iterator[None]:
     """Show `what` on standard error if the block takes longer than `PATIENCE`, and clear the line at its end. Logs and

@@ -21,11 +21,11 @@ with on_use():
     from canonlm.launch import slurm as slurm_jobs
     from canonlm.train import load_config
 
-FOLDER = typer.Argument(help="A folder of runs, or a play folder.", metavar="DIR", show_default=False)
+FOLDER = typer.Argument(help="A folder of runs, or a play folder.", metavar="DIR")
 JOBS = typer.Option(help="How many runs at a time, each in its own process; small models share a GPU.")
 STATUS = typer.Option("--status", help="Show how far the runs are, and start nothing.")
 DRY_RUN = typer.Option("--dry-run", help="Show what is left to do and how long that takes, and start nothing.")
-GPU = typer.Option(help="With --dry-run: hours on this GPU (h100, …). Default: on this machine.", show_default=False)
+GPU = typer.Option(help="With --dry-run: hours on this GPU (h100, …). Default: on this machine.")
 MFU = typer.Option(help="With --gpu: the share of its peak that training will reach.")
 TRUST = typer.Option(
     "--trust", help="Run the on_checkpoint commands and the Python files that somebody else's runs name."
