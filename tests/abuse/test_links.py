@@ -220,7 +220,7 @@ ALLOWED = {
     "train/trackers.py": {"SummaryWriter"},
     # The user's own cache, and a device.
     "cli/status.py": {"os.open"},
-    "cli/fork_server.py": {"os.open"},
+    "launch/fork_server.py": {"os.open"},
     "ops/kernels/launches.py": {"mkdir", "write_text"},
     "ops/selftest.py": {"NamedTemporaryFile", "os.replace"},
     "core/user_folders.py": {"mkdir"},

@@ -9,8 +9,9 @@ from rich.console import Console
 
 from canonlm.cli.live import GridLines, grid_table, short_name
 from canonlm.launch.grid import PlannedRun
-from canonlm.launch.local import Progress
-from canonlm.launch.remaining import START_SECONDS, seconds_left
+from canonlm.launch.plan import START_SECONDS
+from canonlm.launch.play import Progress
+from canonlm.launch.play import grid_time_left as seconds_left
 from canonlm.report.format import in_words
 from canonlm.runs.identity import run_name
 from canonlm.runs.rows import TrainRow, evaluation

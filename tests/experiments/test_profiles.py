@@ -9,10 +9,9 @@ import pytest
 from canonlm import cli
 from canonlm.experiments import grid, schema
 from canonlm.experiments.outcomes import Outcome
-from canonlm.experiments.pace import START_SECONDS, Pace
 from canonlm.experiments.plan import plan
 from canonlm.experiments.profile import profile, runs_of
-from canonlm.launch.plan import tokens_of
+from canonlm.launch.plan import START_SECONDS, Pace, tokens_of
 from canonlm.runs.rows import Count, Evaluation
 from canonlm.train.build import build_model
 from canonlm.train.load_config import create_folder

@@ -48,7 +48,7 @@ def test_a_dry_run_counts_and_writes_nothing(mine, tmp_path, capsys):
     tokens = 2 * (2 + 2) * 20 * 32 * 66  # architectures x (tuning and fresh runs) x steps x windows x tokens
     assert (result.cost.runs, result.done, result.cost.tokens) == (8, 0, tokens)
     seconds = result.cost.flops / (0.4 * 1e12 * GPUS["h100"].fp32)
-    assert result.cost.gpu_hours == pytest.approx(seconds / 3600)
+    assert result.cost.hours == pytest.approx(seconds / 3600)
 
 
 @pytest.mark.parametrize(

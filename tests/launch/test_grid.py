@@ -11,11 +11,10 @@ import pytest
 import torch
 
 from canonlm.core.distributed import World
-from canonlm.launch import local
-from canonlm.launch.grid import PlannedRun, plan, write_plan
-from canonlm.launch.local import Progress, default_jobs, run_grid
+from canonlm.launch import local, queue
+from canonlm.launch.grid import PlannedRun, plan, sweep, write_plan
+from canonlm.launch.play import Progress, default_jobs, run_grid
 from canonlm.launch.recipes import load_preset
-from canonlm.launch.sweep import sweep
 from canonlm.runs.identity import group
 from canonlm.train.config import differences
 from canonlm.train.load_config import create_folder
@@ -221,11 +220,12 @@ import json, os, pathlib, signal, sys, time
 folder = pathlib.Path(sys.argv[-1])
 (folder / "env").write_text(json.dumps([os.environ["OMP_NUM_THREADS"], os.environ.get("CUDA_VISIBLE_DEVICES")]))
 def save(*_):
+    time.sleep(plan.get("saves", 0))
     (folder / "saved").touch()
     sys.exit(130)
+plan = json.loads(pathlib.Path(PLAN).read_text())[folder.name]
 signal.signal(signal.SIGTERM, save)
 (folder / "began").write_text(str(time.time()))
-plan = json.loads(pathlib.Path(PLAN).read_text())[folder.name]
 if plan.get("frozen"):
     os.kill(os.getpid(), signal.SIGSTOP)
 time.sleep(plan["seconds"])
@@ -233,6 +233,8 @@ time.sleep(plan["seconds"])
 print(plan.get("says", ""))
 if plan.get("kill"):
     os.kill(os.getpid(), plan["kill"])
+if not plan.get("code"):
+    (folder / "result.json").write_text("{}")
 sys.exit(plan.get("code", 0))
 """
 
@@ -248,7 +250,7 @@ def grid(tmp_path, monkeypatch):
         script.chmod(0o755)
         monkeypatch.setattr(local.sys, "executable", str(script))
         monkeypatch.setattr(local, "can_fork", lambda *_: False)
-        monkeypatch.setattr(local, "POLL_SECONDS", 0.01)
+        monkeypatch.setattr(queue, "POLL_SECONDS", 0.01)
         config = copying(tmp_path / "none")[0].config
         for name in plans:
             (tmp_path / name).mkdir()
@@ -317,6 +319,32 @@ def test_a_stop_reaches_every_process_and_waits(grid, number):
     assert [(run.folder / "saved").exists() for run in runs] == [True, True, False]
     assert not (runs[2].folder / "began").exists()
     assert signal.getsignal(number) is before
+
+
+def test_a_second_interrupt_does_not_wait(grid):
+    runs = grid({"run": {"seconds": 600, "saves": 600}})
+
+    def stop():
+        while not (runs[0].folder / "began").exists():
+            time.sleep(0.01)
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.5)
+
+    threading.Thread(target=stop).start()
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run_grid(runs, 1, lambda grid: None)
+    assert time.monotonic() - begin < 300
+    assert not (runs[0].folder / "saved").exists()
+
+
+def test_a_run_that_fails_is_tried_again_by_the_next_command(grid):
+    runs = grid({"run": {"seconds": 0, "code": 1, "says": "no space"}})
+    for _ in range(2):
+        [progress] = run_grid(runs, 1, lambda grid: None)
+        assert progress.state == "failed"
+    assert (runs[0].folder / "log.txt").read_text().count("no space") == 2
 
 
 def test_an_internal_error_leaves_no_process_behind(grid):

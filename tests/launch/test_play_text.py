@@ -6,9 +6,9 @@ import pytest
 
 from canonlm.cli import main
 from canonlm.data.prepare import prepare
-from canonlm.launch.birth_years import ask
 from canonlm.launch.grid import plan
 from canonlm.launch.recipes import load_preset
+from canonlm.suites.birth_years import ask
 from canonlm.train.loop import train
 
 SMALL = [

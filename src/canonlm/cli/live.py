@@ -32,7 +32,7 @@ from canonlm.runs.watch import Watch, Watched
 
 with on_use():
     from canonlm.launch import grid as grids
-    from canonlm.launch import local, remaining
+    from canonlm.launch import play as playing
     from canonlm.report import page
     from canonlm.train import config as configs
 
@@ -49,7 +49,7 @@ BARS = "▁▂▃▄▅▆▇█"
 
 Row = TrainRow | Evaluation | TextEvaluation | Remark
 OnRow = Callable[[dict[str, Any]], None]
-Grid = Sequence["local.Progress"]
+Grid = Sequence["playing.Progress"]
 
 
 @contextmanager
@@ -70,7 +70,7 @@ def follow_run(config: "configs.RunConfig", folder: Path) -> Generator[OnRow]:
 def follow_grid(runs: "Sequence[grids.PlannedRun]", jobs: int | None, show_page: Callable[[Grid], None]) -> Grid:
     """Run the grid and show its progress, on the terminal and on the page."""
     console = Console()
-    jobs = min(jobs or local.default_jobs(runs), len(runs))
+    jobs = min(jobs or playing.default_jobs(runs), len(runs))
     with _screen(console, refresh_per_second=4) as live:
         if live is None:
             say(f"{_count(runs)} in {runs[0].folder.parent}, {jobs} at a time")
@@ -80,7 +80,7 @@ def follow_grid(runs: "Sequence[grids.PlannedRun]", jobs: int | None, show_page:
             lines(grid) if live is None else live.update(grid_table(grid, jobs, console))
             show_page(grid)
 
-        return local.run_grid(runs, jobs, show)
+        return playing.run_grid(runs, jobs, show)
 
 
 def follow_folders(folders: Sequence[Path], console: Console) -> bool:
@@ -248,7 +248,7 @@ class GridLines:
                 self.seen[key], self.steps[key], self.times[key] = state, progress.step, now
 
 
-def grid_line(progress: "local.Progress") -> str:
+def grid_line(progress: "playing.Progress") -> str:
     """`depo-llama-lr0.001-seed0: running, step 300/600  loss 1.234  12,345 tokens/s  0:40 left`"""
     parts = [f"{progress.run.name}: {progress.state}, step {progress.step}/{progress.run.config.train.steps}"]
     if progress.train is not None and progress.state == "running":
@@ -330,7 +330,7 @@ def _speed(run: Latest) -> str:
     return f"{run.train.tokens_per_s:,.0f}" if run.train and run.train.tokens_per_s else ""
 
 
-def _numbers(run: "Watched | local.Progress") -> list[str]:
+def _numbers(run: "Watched | playing.Progress") -> list[str]:
     """`loss 1.234` and `12,345 tokens/s`, where known."""
     loss, speed = _loss(run), _speed(run) if run.state == "running" else ""
     return [f"loss {loss}"] * bool(loss) + [f"{speed} tokens/s"] * bool(speed)
@@ -343,7 +343,7 @@ def _left(seconds: float | None) -> list[str]:
 def _total(grid: Grid, jobs: int) -> str:
     """`3 of 12 runs, about 8 min left`"""
     settled = sum(progress.state in ("finished", "failed") for progress in grid)
-    seconds = remaining.seconds_left(grid, jobs) if settled < len(grid) else None
+    seconds = playing.grid_time_left(grid, jobs) if settled < len(grid) else None
     left = "" if seconds is None else f", about {max(1, round(seconds / 60))} min left"
     return f"{settled} of {_count(grid)}{left}"
 
@@ -357,7 +357,7 @@ def short_name(run: "grids.PlannedRun") -> str:
     return run.name[max(0, run.name.find(slug(run.config.arch))) :]
 
 
-def _scores(progress: "local.Progress") -> str:
+def _scores(progress: "playing.Progress") -> str:
     return in_words(TaskInfo.of(progress.run.task), progress.evaluation)
 
 

@@ -15,9 +15,10 @@ from canonlm.core.errors import expected
 
 with on_use():
     from canonlm.cli import live, report
-    from canonlm.launch import birth_years, recipes
     from canonlm.launch import grid as grids
+    from canonlm.launch import recipes
     from canonlm.models import names
+    from canonlm.suites import birth_years
 
 TASK = typer.Argument(
     help="A task; `canonlm tasks` lists them. FILE.py:NAME: one of yours. text: prepared text, with data=FOLDER.",

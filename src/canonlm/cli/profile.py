@@ -19,8 +19,9 @@ from canonlm.core.errors import expected, writing
 from canonlm.core.files import make_folder, write_text
 
 with on_use():
-    from canonlm.experiments import ledger, outcomes, pace, profile_results, replicate, schema
+    from canonlm.experiments import ledger, outcomes, profile_results, replicate, schema
     from canonlm.experiments import profile as profiles
+    from canonlm.launch import plan as planning
     from canonlm.launch import queue
     from canonlm.models import names as arch_names
     from canonlm.report import profile as profile_text
@@ -98,7 +99,7 @@ class _Following:
 
     def __init__(self, experiment: "schema.Experiment", out: Path, jobs: int) -> None:
         self.experiment, self.out, self.page = experiment, out, out / "profile.html"
-        self.pace = pace.Pace(jobs)
+        self.pace = planning.Pace(jobs)
         self.outcomes: dict[str, outcomes.Outcome | None] = ledger.outcomes_of([experiment], profiles.SCALE, out)
         self.speeds: dict[str, profile_results.Speed] = {}
 

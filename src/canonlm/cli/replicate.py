@@ -115,8 +115,8 @@ def _print_estimates(estimates: "Sequence[replication.Estimate]", scale: str, gp
     table = Table("experiment", *columns, box=None, padding=(0, 2, 0, 0))
     total = [0, 0, 0, 0, 0.0, 0.0, 0.0]
     for each in estimates:
-        numbers = [each.cost.runs, each.cells, each.done, each.cost.tokens, each.cost.flops, each.cost.hours,
-                   each.cost.gpu_hours]  # fmt: skip
+        numbers = [each.cost.runs, each.cells, each.done, each.cost.tokens, each.cost.flops, each.cost.cpu_hours,
+                   each.cost.hours]  # fmt: skip
         total = [a + b for a, b in zip(total, numbers, strict=True)]
         table.add_row(each.experiment.name, *_numbers(numbers, scale))
     if len(estimates) > 1:

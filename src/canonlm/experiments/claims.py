@@ -247,7 +247,7 @@ def _counted(number: str, text: str, counted: Counted) -> Claim:
 
 
 def _parameters(arch: str, shape: Shape) -> int:
-    """Of a model's layers, without its embedding and head."""
+    """The number of parameters of a model without its embedding and head."""
     sizes = Sizes(vocab_size=64, hidden_size=shape.width, num_hidden_layers=shape.layers,
                   num_attention_heads=shape.heads, seq_len=512)  # fmt: skip
     with torch.device("meta"):

@@ -12,13 +12,13 @@ import canonlm
 from canonlm.core.errors import unknown, writing
 from canonlm.core.files import make_folder, write_json, write_text
 from canonlm.experiments import grid, ledger, schema
-from canonlm.experiments.cost import Cost, cost
 from canonlm.experiments.outcomes import Outcome
 from canonlm.experiments.plan import plan as plan_of
 from canonlm.experiments.schema import Experiment
 from canonlm.experiments.verdicts import Verdict, judge
 from canonlm.launch import queue
 from canonlm.launch.grid import PlannedRun
+from canonlm.launch.plan import Cost, cost
 from canonlm.train import data
 
 

@@ -2,14 +2,20 @@
 
     process = start(["train", "config.yaml"], os.environ, log)    # as subprocess.Popen: poll, wait, terminate, kill
 
-The imports take a process six seconds, as long as a tiny run. So one process (`canonlm.cli.fork_server`) imports
-everything once, and forks for every command. It never computes anything, so it has no threads and no GPU, which a fork
-would lose.
+The imports take a process six seconds, as long as a tiny run. So one process (`python -m canonlm.launch.fork_server`)
+imports everything once, and forks for every command. It never computes anything, so it has no threads and no GPU, which
+a fork would lose.
+
+A request is a line of JSON: a command to start, or a signal to send to one. A reply is a line with the exit code of a
+command that has ended, negative if a signal killed it. The process ends when its input does, and so do its commands
+then (`canonlm.train.signals.PARENT`).
 """
 
 import atexit
+import gc
 import json
 import os
+import runpy
 import select
 import signal
 import subprocess
@@ -17,10 +23,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from canonlm.core.files import append
+from canonlm.train.signals import PARENT
 
 READ = 1 << 16
+POLL_SECONDS = 0.05
 
 
 class Started:
@@ -57,7 +66,7 @@ class Starter:
     def __init__(self, environment: Mapping[str, str], log: Path) -> None:
         with append(log) as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "canonlm.cli.fork_server"],
+                [sys.executable, "-m", "canonlm.launch.fork_server"],
                 env=dict(environment),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -126,3 +135,65 @@ def start(arguments: Sequence[str], environment: Mapping[str, str], log: Path) -
         atexit.register(starter.close)
         _last = place, starter
     return _last[1].start(arguments, environment, log)
+
+
+# -- the process that forks -------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    requests, replies = os.dup(0), os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)  # an import that prints must not write into the replies
+    import rich.live  # noqa: F401
+    import typer  # noqa: F401
+
+    import canonlm.train.build
+    import canonlm.train.loop  # noqa: F401
+
+    gc.collect()
+    gc.freeze()  # so that collections in the forks do not copy the memory of what is imported
+    if (request := serve(requests, replies)) is not None:
+        run(request)
+
+
+def serve(requests: int, replies: int) -> dict[str, Any] | None:
+    """Fork for every command until there are no more requests. Returns the request in the fork that is for it."""
+    running: dict[int, int] = {}  # process id -> id of the request
+    rest = b""
+    while True:
+        if select.select([requests], [], [], POLL_SECONDS if running else None)[0]:
+            if not (data := os.read(requests, READ)):
+                return None
+            *lines, rest = (rest + data).split(b"\n")
+            for request in map(json.loads, lines):
+                if "signal" in request:
+                    for process, number in running.items():
+                        if number == request["id"]:
+                            os.kill(process, request["signal"])
+                elif process := os.fork():
+                    running[process] = request["id"]
+                else:
+                    os.close(requests)
+                    os.close(replies)
+                    return request
+        for process in list(running):
+            ended, status = os.waitpid(process, os.WNOHANG)
+            if ended:
+                reply = {"id": running.pop(process), "code": os.waitstatus_to_exitcode(status)}
+                os.write(replies, json.dumps(reply).encode() + b"\n")
+
+
+def run(request: dict[str, Any]) -> None:
+    """Run `python -m canonlm` as if this process had been started for it alone."""
+    os.setsid()
+    with append(Path(request["log"])) as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    os.environ.clear()
+    os.environ.update(request["environment"], **{PARENT: str(os.getppid())})
+    sys.argv = ["canonlm", *request["arguments"]]
+    runpy.run_module("canonlm", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

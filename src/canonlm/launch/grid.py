@@ -7,6 +7,7 @@ import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from canonlm.core.errors import InvalidSetting, expected, writing
 from canonlm.core.files import lock, make_folder, write_json
 from canonlm.core.untrusted import path_inside, read_object
 from canonlm.launch.recipes import TEXT, Preset
-from canonlm.launch.sweep import sweep
 from canonlm.runs.identity import exact, flat, run_name, slug
 from canonlm.runs.rows import slice_key
 from canonlm.tasks import Task
@@ -22,6 +22,9 @@ from canonlm.train.config import RunConfig, changes, resolve
 from canonlm.train.load_config import check_folder, create_folder, load, merge, outside_of, override
 
 _BY_OPTION = {"arch": "--arch", "train.optim.lr": "--lr", "train.seed": "--seeds"}
+
+_ONE_VALUE = ("data", "on_checkpoint")
+"""Settings that are a path or a command, whose commas separate nothing."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,34 @@ def plan(
         path_inside(out, str(run.folder.relative_to(out)))
         check_folder(run.folder, run.config)
     return runs
+
+
+def sweep(overrides: Sequence[str]) -> tuple[list[list[str]], list[str]]:
+    """(`key=value` pairs, each with one value, for every combination; the keys that have several values).
+
+    Commas separate values: `train.batch_size=32,64`. Those in brackets, braces or quotes belong to a value:
+    `task.weights=[1,2]` is one list."""
+    choices = {pair: _values(pair) for pair in overrides}
+    swept = [pair.partition("=")[0] for pair, values in choices.items() if len(values) > 1]
+    return [list(point) for point in product(*choices.values())], swept
+
+
+def _values(pair: str) -> list[str]:
+    key, equals, text = pair.partition("=")
+    parts, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'" and not parts[-1]:
+            quote = letter
+        depth += 0 if quote else (letter in "[{") - (letter in "]}")
+        if letter == "," and not (quote or depth) and key not in _ONE_VALUE:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    if len(parts) > 1 and not all(parts):
+        raise expected(key, "values separated by commas, such as 32,64", text)
+    return [f"{key}{equals}{part}" for part in dict.fromkeys(parts)]
 
 
 def _grid(

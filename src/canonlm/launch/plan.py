@@ -1,14 +1,20 @@
-"""Estimates for runs before they start: work, memory, micro-batches and time of one run; work and time of many."""
+"""Estimates for runs: work, memory, micro-batches and time of one run before it starts; work and time of many; the
+time that is left while they train."""
 
 import statistics
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 
 from canonlm.core.errors import expected, unknown
+from canonlm.core.user_code import reference_of
+from canonlm.models.build import build
+from canonlm.models.interface import Sizes
+from canonlm.models.names import resolve
 from canonlm.train import data
 from canonlm.train.build import build_model, pick_device, sizes_of
 from canonlm.train.config import RunConfig
@@ -21,6 +27,12 @@ USABLE = 0.9
 """The usable share of a GPU's memory; the rest is for memory that `canonlm.train.memory` leaves out."""
 
 TRIAL_TOKENS, TRIAL_STEPS = 4096, 6  # to measure this machine's speed
+
+MFU = 0.4
+"""The assumed share of a device's peak that training reaches."""
+
+START_SECONDS = 10.0
+"""Seconds from the start of a process to its first step."""
 
 HOUR = 60 * 60  # in seconds
 DAY = 24 * HOUR
@@ -57,21 +69,132 @@ class Cost:
     flops: float  # forward and backward
     hours: float  # of one GPU
 
+    @property
+    def cpu_hours(self) -> float:
+        """Hours of one process with one thread on this machine, at `MFU` of its measured peak."""
+        return self.flops / (MFU * _cpu_peak()) / HOUR if self.flops else 0.0
 
-def cost(runs: Iterable[RunConfig], gpu: str = "h100", mfu: float = 0.4) -> Cost:
-    """The cost of these runs on one GPU, one after another; models of one architecture and size are counted once. `mfu`
-    as in `make_plan`. ValueError: no such GPU."""
+
+def cost(runs: Iterable[RunConfig], gpu: str = "h100", mfu: float = MFU) -> Cost:
+    """The cost of these runs on one GPU, one after another, computed in seconds for thousands of them. `mfu` as in
+    `make_plan`. ValueError: no such GPU."""
     _check(gpu, mfu)
     counted: dict[str, float] = {}
     number, tokens, flops, hours = 0, 0, 0.0, 0.0
     for run in runs:
         key = f"{run.arch} {sizes_of(run)}"
         if key not in counted:
-            counted[key] = flops_per_token(build_model(run, "meta"), run.data.seq_len)
+            counted[key] = _flops_per_token(run.arch, sizes_of(run))
         work = tokens_of(run) * counted[key]
         number, tokens, flops = number + 1, tokens + tokens_of(run), flops + work
         hours += work / (mfu * peak_flops_of(gpu, run.train.precision)) / HOUR
     return Cost(number, tokens, flops, hours)
+
+
+_counted: dict[str, float] = {}
+
+
+def _flops_per_token(arch: str, sizes: Sizes) -> float:
+    """If all layers cost the same: from models of one and two layers and a small head, which is only its matrix."""
+    if _layers_differ(arch, sizes):
+        return _counted_on_meta(arch, sizes)
+    small = replace(sizes, vocab_size=64)
+    one, two = (_counted_on_meta(arch, replace(small, num_hidden_layers=layers)) for layers in (1, 2))
+    head = 6 * sizes.hidden_size * (sizes.vocab_size - small.vocab_size)
+    return one + (two - one) * (sizes.num_hidden_layers - 1) + head
+
+
+def _layers_differ(arch: str, sizes: Sizes) -> bool:
+    """Whether the layers of a model may differ: it is from outside, or a hybrid, or has settings per layer."""
+    if reference_of(arch) or arch.startswith("hf:"):
+        return True
+    fields = resolve(arch, hidden_size=sizes.hidden_size, num_heads=sizes.num_attention_heads)
+    lists = [value for value in (fields | sizes.fields).values() if isinstance(value, list)]
+    return any(len(values) > 1 for values in lists)
+
+
+def _counted_on_meta(arch: str, sizes: Sizes) -> float:
+    if (key := f"{arch} {sizes}") not in _counted:
+        with torch.device("meta"):
+            _counted[key] = flops_per_token(build(arch, sizes), sizes.seq_len)
+    return _counted[key]
+
+
+@cache
+def _cpu_peak() -> float:
+    """FLOP/s of one process with one thread, measured on products of two matrices."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        a = torch.rand(512, 512)
+        torch.mm(a, a)
+        begin, products = time.process_time(), 0  # of this process, so that other load does not matter
+        while (seconds := time.process_time() - begin) < 0.2:
+            torch.mm(a, a)
+            products += 1
+    finally:
+        torch.set_num_threads(threads)
+    return products * 2 * 512**3 / seconds
+
+
+class Timed(NamedTuple):
+    """A run and its time, in seconds. predicted: of its whole process, or of what is left of it; took: so far."""
+
+    predicted: float
+    took: float = 0.0
+    ended: bool = False
+
+
+def time_left(runs: Collection[Timed], jobs: int) -> float:
+    """Seconds until all runs have ended, `jobs` at a time. Others are as much slower or faster than predicted as the
+    ended ones were."""
+    expected_seconds = sum(run.predicted for run in runs if run.ended)
+    ratio = sum(run.took for run in runs if run.ended) / expected_seconds if expected_seconds else 1.0
+    rest = [max(0.0, ratio * run.predicted - run.took) for run in runs if not run.ended]
+    return max(sum(rest) / jobs, max(rest, default=0.0))
+
+
+def timed_steps(run: RunConfig) -> float:
+    """Seconds per token, measured on some steps of the model."""
+    return flops_per_token(build_model(run, "meta"), run.data.seq_len) / measure_speed([run])
+
+
+class Pace:
+    """Predicts the time of runs on this machine. seconds_per_token: called once for each task and architecture."""
+
+    def __init__(
+        self,
+        jobs: int,
+        seconds_per_token: Callable[[RunConfig], float] = timed_steps,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.jobs, self.seconds_per_token, self.clock = jobs, seconds_per_token, clock
+        self._measured: dict[tuple[object, ...], float] = {}
+        self._running: dict[str, float] = {}  # when each began
+        self._ended: list[Timed] = []
+
+    def predicted(self, config: RunConfig) -> float:
+        """Seconds of a complete run, by the timed steps alone."""
+        key = (config.task or {}).get("name"), config.arch, config.model.model_dump_json()
+        if key not in self._measured:
+            self._measured[key] = self.seconds_per_token(config)
+        return START_SECONDS + tokens_of(config) * self._measured[key]
+
+    def started(self, name: str) -> None:
+        self._running[name] = self.clock()
+
+    def ended(self, name: str, config: RunConfig, finished: bool) -> None:
+        """finished: whether the run counts as a measurement."""
+        begin = self._running.pop(name, None)
+        if finished and begin is not None:
+            self._ended.append(Timed(self.predicted(config), self.clock() - begin, ended=True))
+
+    def left(self, runs: Iterable[tuple[str, RunConfig]], done: Collection[str] = ()) -> float:
+        """Seconds until all of these runs are done, `jobs` at a time."""
+        now = self.clock()
+        rest = [Timed(self.predicted(config), now - self._running.get(name, now))
+                for name, config in runs if name not in done]  # fmt: skip
+        return time_left([*self._ended, *rest], self.jobs)
 
 
 def measure_speed(runs: Sequence[RunConfig]) -> float:
@@ -119,7 +242,7 @@ def with_vocabulary(run: RunConfig) -> RunConfig:
     return data.complete(run) if run.model.vocab_size is None else run
 
 
-def make_plan(run: RunConfig, gpus: int, gpu: str, mfu: float = 0.4) -> Plan:
+def make_plan(run: RunConfig, gpus: int, gpu: str, mfu: float = MFU) -> Plan:
     """The plan with the run's `parallel.micro_batch_size`, or else the largest that fits. `mfu`: the share of the peak
     that training reaches. ValueError: no such GPU, a layout that does not divide, or a run that cannot fit."""
     _check(gpu, mfu)

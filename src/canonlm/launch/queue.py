@@ -26,8 +26,9 @@ from typing import Literal, NamedTuple
 from canonlm.core.errors import expected, writing
 from canonlm.core.files import make_folder, time_in, write_json
 from canonlm.core.untrusted import path_inside
+from canonlm.launch import local
 from canonlm.launch.grid import PlannedRun
-from canonlm.launch.local import Process, end, gpus, is_locked, reason, start_process
+from canonlm.launch.local import Process, is_locked, reason, start_process
 from canonlm.launch.processes import STOPPED
 from canonlm.runs.folder import read_json
 from canonlm.runs.follow import Followed
@@ -86,6 +87,8 @@ def work(
     on_event: Callable[[Event], None] = lambda event: None,
     interval: float = INTERVAL,
     start: Start | None = None,
+    on_poll: Callable[[], None] = lambda: None,
+    tries: int = MAX_FAILURES,
 ) -> Summary:
     """Train the runs of `plan()` that no worker has finished or holds, `jobs` at a time, until all are finished or have
     failed; waits for those that others hold, and takes over the runs of dead workers.
@@ -96,16 +99,18 @@ def work(
 
     devices: values for CUDA_VISIBLE_DEVICES, one per job in turns; default: the GPUs of this machine.
     start: `start(run, slot, devices, environment)` begins a run; default: `canonlm train` in its folder.
+    on_poll: called several times a second. tries: how often a run may fail.
 
-    KeyboardInterrupt: after SIGINT, SIGTERM, SIGUSR1 or SIGUSR2; every run has saved its state, and its lease is
-    released. On SLURM the job is requeued (see `canonlm.train.signals`). ValueError: the folder cannot be used, or two
-    runs have one name. For the main thread.
+    KeyboardInterrupt: after SIGINT, SIGTERM, SIGUSR1, SIGUSR2 or a closed terminal; every run has saved its state, and
+    its lease is released. A second Ctrl-C does not wait for the saving. On SLURM the job is requeued (see
+    `canonlm.train.signals`). ValueError: the folder cannot be used, or two runs have one name. For the main thread.
     """
     if jobs < 1:
         raise expected("--jobs", "an integer >= 1", jobs)
     with writing("--out", root):
         folder = make_folder(root, "leases")
-    worker = _Worker(folder, plan, jobs, gpus() if devices is None else devices, on_event, interval, start or _start)
+    worker = _Worker(folder, plan, jobs, local.gpus() if devices is None else devices, on_event, interval,
+                     start or _start, on_poll, tries)  # fmt: skip
     return worker.run()
 
 
@@ -148,9 +153,12 @@ class _Worker:
         on_event: Callable[[Event], None],
         interval: float,
         start: Start,
+        on_poll: Callable[[], None],
+        tries: int,
     ) -> None:
         self.folder, self.plan, self.jobs, self.devices, self.start = folder, plan, jobs, devices, start
-        self.on_event, self.leases = on_event, Leases(folder, interval)
+        self.on_event, self.on_poll, self.tries = on_event, on_poll, tries
+        self.leases = Leases(folder, interval)
         self.heartbeat = _Heartbeat(interval)
         self.pause = min(POLL_SECONDS, interval / 4)
         self.total, self.todo = 0, deque[PlannedRun]()
@@ -162,12 +170,12 @@ class _Worker:
         self.settled: set[str] = set()  # finished or failed, by any worker
 
     def run(self) -> Summary:
-        with Signals() as signals, self.heartbeat:
+        with Signals(hangup=True) as signals, self.heartbeat:
             try:
                 self._work(signals)
                 stopped = signals.received is not None
             finally:
-                self._stop()
+                self._stop(signals)
             if stopped:
                 next_step = signals.next_step(main=True)
                 raise KeyboardInterrupt(next_step)
@@ -176,6 +184,7 @@ class _Worker:
     def _work(self, signals: Signals) -> None:
         self._update_plan()
         while signals.received is None:
+            self.on_poll()
             busy = self._reap()
             while signals.received is None and len(self.running) < self.jobs and (claimed := self._claim()):
                 self._begin(*claimed)
@@ -227,7 +236,7 @@ class _Worker:
     def _is_settled(self, run: PlannedRun) -> bool:
         if not _is_finished(run):
             failed = failures(self.folder, run.name)
-            if len(failed) < MAX_FAILURES:
+            if len(failed) < self.tries:
                 return False
             self.failed[run.name] = failed[-1]["message"]
         self.settled.add(run.name)
@@ -286,10 +295,11 @@ class _Worker:
             self.held.append(run)
         self.on_event(Event("failed" if run.name in self.failed else "again", run, message))
 
-    def _stop(self) -> None:
+    def _stop(self, signals: Signals) -> None:
         """Leave no run running: each saves its state, while its lease is kept."""
         for running in self.running:
-            end(running.process)
+            local.end(running.process)
+        signals.let_interrupt()
         for running in self.running:
             running.process.wait()
             with suppress(OSError):

@@ -17,7 +17,7 @@ LEAD = (
 )
 LOOKS = {state: Look(color, "solid", "circle", "") for state, color in
          (("supported", "#009e73"), ("contradicted", "#d55e00"), ("undecided", "#666666"))}  # fmt: skip
-"""Of a comparison in the chart."""
+"""The colours of comparisons in the chart."""
 
 FOREST = "Differences in points with 95 % intervals, one line for each comparison. Hover to see what is compared."
 WORDS = {

@@ -77,14 +77,22 @@ def follow_parent() -> None:
 
 class Signals:
     """Within this context, the signals in STOPS only set `received`, the number of the first one. The previous handlers
-    are restored afterwards (submitit has some). For the main thread."""
+    are restored afterwards (submitit has some). For the main thread. hangup: a closed terminal (SIGHUP) is such a
+    signal, too, unless it is ignored (nohup)."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, hangup: bool = False) -> None:
         self.received: int | None = None
+        self.numbers = list(STOPS)
+        if hangup and hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            self.numbers.append(signal.SIGHUP)
 
     def __enter__(self) -> "Signals":
-        self._previous = {number: signal.signal(number, self._receive) for number in STOPS}
+        self._previous = {number: signal.signal(number, self._receive) for number in self.numbers}
         return self
+
+    def let_interrupt(self) -> None:
+        """From now on, Ctrl-C interrupts as it did before this context."""
+        signal.signal(signal.SIGINT, self._previous[signal.SIGINT])
 
     def __exit__(self, *_: Any) -> None:
         for number, handler in self._previous.items():
