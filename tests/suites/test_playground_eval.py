@@ -73,7 +73,7 @@ def run(tmp_path_factory):
 
 
 def ask(run, model, **settings):
-    subject = Subject(model, None, {"source": str(run)})
+    subject = Subject(model, None, {"source": str(run)}, run=load(run / "config.yaml"))
     return {
         evaluation_.name: evaluation_.scores()
         for evaluation_ in evaluations(subject, PlaygroundSettings(n=8, **settings))
@@ -86,7 +86,7 @@ def accuracy(scores):
 
 
 def test_lengths_that_are_equal_in_six_digits_have_two_names(run, knows):
-    subject = Subject(knows(24, None), None, {"source": str(run)})
+    subject = Subject(knows(24, None), None, {"source": str(run)}, run=load(run / "config.yaml"))
     planned = evaluations(subject, PlaygroundSettings(lengths=[1.5, 1.5000001]))
     assert [each.name for each in planned] == ["depo x1.5", "depo x1.5000001"]
 
@@ -122,7 +122,7 @@ def test_another_difficulty_with_the_same_tokens(run, knows):
     result = ask(run, oracle(knows, harder, lambda position: True), task={"N": 8})
     assert accuracy(result["depo"]) == 1
     assert {tuple(score.slice.items()) for score in result["depo"]} >= {(("k", 1),), (("k", 2),)}
-    subject = Subject(oracle(knows, harder, bool), None, {"source": str(run)})
+    subject = Subject(oracle(knows, harder, bool), None, {"source": str(run)}, run=load(run / "config.yaml"))
     (evaluation_,) = evaluations(subject, PlaygroundSettings(task={"N": 8}))
     assert evaluation_.settings["task"]["N"] == 8
 

@@ -13,14 +13,12 @@ from canonlm.cli.status import Count, load_torch
 from canonlm.core.errors import expected, writing
 from canonlm.core.files import make_folder, write_text
 from canonlm.core.untrusted import parse_json
-from canonlm.core.user_folders import expanded
 from canonlm.suites.reading import text_of
 
 with on_use():
     from canonlm.models import build
-    from canonlm.suites import generation, load_model, task_words
+    from canonlm.suites import generation, task_words
     from canonlm.suites import sampling as drawing
-    from canonlm.train import load_config
 
 PROMPT = typer.Argument(
     help="The text to continue. For a run of `canonlm play`: the task's own words, as `canonlm data show` prints "
@@ -95,7 +93,9 @@ def generate(
         model, step=step, variant=variant, tokenizer=tokenizer, dtype=dtype, device=device,
         trust_remote_code=trust_remote_code,
     )  # fmt: skip
-    words = subject.tokenizer or _words_of_task(model, subject)
+    words: Any = subject.tokenizer
+    if words is None and subject.run is not None and (task := subject.run.built_task) is not None:
+        words = task_words.TaskWords(task)  # what a run of `canonlm play` reads and writes
     begin = _adds_bos(words) if bos is None else bos
     writer = generation.Writer(subject.model, words, batch_size=batch_size, bos=begin, sampling=sampling)
     if prompt is not None:
@@ -161,14 +161,6 @@ def _read(file: Path) -> list[dict[str, Any]]:
     if not rows:
         raise expected("--prompts", "a file with at least one prompt", str(file))
     return rows
-
-
-def _words_of_task(model: str, subject: "load_model.Subject") -> "task_words.TaskWords | None":
-    """The words of the task that a run of `canonlm play` reads and writes, in place of a tokenizer."""
-    if subject.about["kind"] != "run":
-        return None
-    task = load_config.load(expanded(model) / "config.yaml", trust=subject.trusted).built_task
-    return None if task is None else task_words.TaskWords(task)
 
 
 def _adds_bos(tokenizer: Any) -> bool:

@@ -58,8 +58,7 @@ def launch(
 
 
 def _local(path: Path, folder: Path, overrides: list[str], count: int, trust: bool) -> int:
-    load_config.check_trust(path, overrides, trust)
-    load_config.load(path, overrides, trust=trust)  # a mistake in the file is reported before torch is loaded
+    recipe = load_config.Recipe(path, overrides, trust=trust, trains=True)  # mistakes are reported before torch
     load_torch()
 
     def check_all(run):
@@ -67,7 +66,7 @@ def _local(path: Path, folder: Path, overrides: list[str], count: int, trust: bo
         mesh.check_layout(run, count)
 
     with doing("reading the text and building the model"):
-        run = load_config.load(path, overrides, check_all, trust=trust)
+        run = recipe.checked(check_all)
     if build.pick_device(run.train.device) == "cuda" and count > len(this_machine.gpus()):
         raise expected("--local", f"at most {len(this_machine.gpus())}, the GPUs of this machine", count)
     load_config.check_folder(folder, data.complete(run))
@@ -83,8 +82,7 @@ def _local(path: Path, folder: Path, overrides: list[str], count: int, trust: bo
 def _slurm(path: Path, folder: Path, pairs: list[str], dry_run: bool, trust: bool) -> int:
     job_pairs, overrides = slurm_jobs.split(pairs)
     settings = slurm_jobs.parse(job_pairs)
-    load_config.check_trust(path, overrides, trust)
-    load_config.load(path, overrides, trust=trust)  # a mistake in the file is reported before torch is loaded
+    recipe = load_config.Recipe(path, overrides, trust=trust, trains=True)  # mistakes are reported before torch
     load_torch()
 
     def check_all(run):
@@ -94,7 +92,7 @@ def _slurm(path: Path, folder: Path, pairs: list[str], dry_run: bool, trust: boo
         mesh.check_layout(run, settings["nodes"] * settings["tasks"])
 
     with doing("reading the text and building the model"):
-        run = load_config.load(path, overrides, check_all, trust=trust)
+        run = recipe.checked(check_all)
     load_config.check_folder(folder, data.complete(run))
     data.check_unchanged(run, folder)
     job = slurm_jobs.Job(run, folder, settings, main)

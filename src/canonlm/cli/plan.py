@@ -83,14 +83,14 @@ def _plan_recipe(recipe: str, overrides: list[str], gpus: int, gpu: str, mfu: fl
         if task := closest(recipe, tasks.names()):
             raise ValueError(f"{error} Or did you mean the task {shown(task[0])}?") from None
         raise
-    load_config.load(path, overrides, trust=trust)  # a mistake in the file is reported before torch is loaded
+    loaded = load_config.Recipe(path, overrides, trust=trust)  # a mistake in it is reported before torch is loaded
     load_torch()
 
     def check(run: "config.RunConfig") -> None:
         build.build_model(planning.with_vocabulary(run), "meta")
 
     with doing("reading the text and building the model"):
-        run = planning.with_vocabulary(load_config.load(path, overrides, check, trust=trust))
+        run = planning.with_vocabulary(loaded.checked(check))
     _show(path.stem, run, gpus, gpu, mfu)
 
 

@@ -49,7 +49,7 @@ def probe(
         raise expected("--layer", f"0 to {layers}, or -1 for the last", layer)
 
     load_torch()
-    model = checkpoint.load_model(run, trust_remote_code=trust_remote_code).module
+    model = checkpoint.load_model(run, config=config, trust_remote_code=trust_remote_code).module
     model.to(build.pick_device("auto"))  # type: ignore[arg-type]  # the library's wrapper confuses the checker
     with doing("fitting classifiers"):
         levels = probing.probe(model, task, layer=layer, seed=config.train.seed, fit=fit, test=test)

@@ -30,12 +30,11 @@ def train(
     follow_parent()
     keep_going()
     path = recipes.find(recipe)
-    load_config.check_trust(path, overrides or [], trust)
-    load_config.load(path, overrides or [], trust=trust)  # a mistake in the file is reported before torch is loaded
+    loaded = load_config.Recipe(path, overrides or [], trust=trust, trains=True)  # mistakes are reported before torch
     load_torch()
     machine.keep_freed_memory()
     with doing("reading the data and checking the model"):
-        run = load_config.load(path, overrides or [], lambda run: build.check(data.complete(run)), trust=trust)
+        run = loaded.checked(lambda run: build.check(data.complete(run)))
     folder = out or Path("runs") / path.stem
     try:
         with live.follow_run(run, folder) as on_row:

@@ -69,8 +69,8 @@ def _plan(folder: Path, trust: bool) -> "list[grid.PlannedRun]":
     if not (folders := configured(folder)):
         raise expected("DIR", "a folder of runs, each with its config.yaml", str(folder))
     for path in folders:
-        load_config.check_trust(path / "config.yaml", [], trust)
-        runs.append(grid.PlannedRun(path.absolute().name, path, load_config.load(path / "config.yaml", trust=trust)))
+        recipe = load_config.Recipe(path / "config.yaml", trust=trust, trains=True)
+        runs.append(grid.PlannedRun(path.absolute().name, path, recipe.run))
     return runs
 
 

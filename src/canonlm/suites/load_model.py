@@ -37,6 +37,7 @@ from canonlm.models.published import load_published
 from canonlm.models.published.checkpoint import RELEASES
 from canonlm.train.build import pick_device
 from canonlm.train.checkpoint import load_model, steps
+from canonlm.train.config import RunConfig
 from canonlm.train.load_config import load as load_config
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -57,13 +58,15 @@ class Subject:
 
     about: for display and for `results.json`: `source`, `kind` (run, canonlm, published or transformers), `step` (of a
     run), `arch`, `parameters`, `dtype`, `tokenizer` (sha256 of its vocabulary, shortened, or None), `fingerprint` (of
-    the configuration and of some numbers of every tensor). trusted: code that came with the model may run.
+    the configuration and of some numbers of every tensor). trusted: code that came with the model may run. run: the
+    configuration of a run of ours.
     """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase | None
     about: dict[str, Any]
     trusted: bool = False
+    run: RunConfig | None = None
 
 
 def open_model(
@@ -98,12 +101,13 @@ def open_model(
             what = f"--variant only works with a published checkpoint, and {brief(source)} is the folder of a run"
             raise InvalidSetting("--variant", what)
         with user_code.of_run(path, trust_remote_code):
-            model, own, about = _of_run(path, step)
+            model, own, about, run = _of_run(path, step)
     else:
         if step is not None:
             what = f"--step only works with the folder of a run, and {brief(source)} has no config.yaml"
             raise InvalidSetting("--step", what)
         model, own, about = _of_files(source, variant, precision, trust_remote_code)
+        run = None
     if precision is not None:
         model = model.to(precision)  # type: ignore[arg-type]  # the library's wrapper confuses the checker
     words = own if tokenizer is None else _named_tokenizer(tokenizer, trust_remote_code)
@@ -120,7 +124,7 @@ def open_model(
         "tokenizer": words and _sha256(json.dumps(sorted(words.get_vocab().items(), key=lambda item: item[1]))),
         "fingerprint": fingerprint(model),
     }
-    return Subject(model.to(place).eval(), words, about, trust_remote_code)  # type: ignore[arg-type]
+    return Subject(model.to(place).eval(), words, about, trust_remote_code, run)  # type: ignore[arg-type]
 
 
 def dtype_and_device(dtype: str | None, device: str) -> tuple[torch.dtype | None, str]:
@@ -194,15 +198,15 @@ def as_in_training(tokenizer: Tokenizer, bos_id: object, eos_id: object) -> PreT
 Opened = tuple[PreTrainedModel, PreTrainedTokenizerBase | None, dict[str, Any]]
 
 
-def _of_run(path: Path, step: int | None) -> Opened:
-    arch = load_config(path / "config.yaml").arch
+def _of_run(path: Path, step: int | None) -> tuple[*Opened, RunConfig]:
+    run = load_config(path / "config.yaml")
     if not (saved_steps := steps(path_inside(path, "checkpoints"))):
         raise expected("MODEL", "the folder of a run that has saved a checkpoint", str(path))
     file, words = tokenizer_of_run(path), None
     model, skipped = None, []
     for each in reversed(saved_steps) if step is None else [step]:
         try:
-            model, step = load_model(path, each).module, each
+            model, step = load_model(path, each, config=run).module, each
             break
         except ValueError as error:
             skipped.append(str(error))
@@ -212,7 +216,7 @@ def _of_run(path: Path, step: int | None) -> Opened:
         _log.warning("damaged checkpoint skipped, step %d is used: %s", step, line)
     if file is not None:
         words = as_in_training(open_tokenizer(file), model.config.bos_token_id, model.config.eos_token_id)
-    return model, words, {"kind": "run", "step": step, "arch": arch}
+    return model, words, {"kind": "run", "step": step, "arch": run.arch}, run
 
 
 def _of_files(source: str, variant: str | None, dtype: torch.dtype | None, trust_remote_code: bool) -> Opened:

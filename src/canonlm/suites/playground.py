@@ -27,10 +27,9 @@ from canonlm.runs.rows import slice_key
 from canonlm.suites.load_model import Subject
 from canonlm.suites.questions import Score, not_finite, share_right
 from canonlm.train import evals
-from canonlm.train.config import RunConfig, Settings, build_task
+from canonlm.train.config import Settings, build_task
 from canonlm.train.evals.answers import Answer
 from canonlm.train.evals.windows import WindowEval
-from canonlm.train.load_config import load
 
 BATCH_SIZE = 32
 DEFAULT_LENGTH = 2048  # tokens of a window, if neither a run nor the model has a length
@@ -64,10 +63,9 @@ def evaluations(
 
     ValueError: no such task, another vocabulary than the model's, lengths that are impossible for the task.
     """
-    source = Path(subject.about["source"])
-    with user_code.of_run(source, subject.trusted):
-        run = load(source / "config.yaml") if (source / "config.yaml").is_file() else None
-        task = _task(subject, run, settings)
+    run = subject.run
+    with user_code.of_run(Path(subject.about["source"]), subject.trusted):
+        task = _task(subject, settings)
     lengths = sorted(set(settings.lengths))
     if lengths[0] < 1 or (lengths != [1] and task.evaluation != "windows"):
         allowed = "numbers >= 1" if task.evaluation == "windows" else f"[1]: in {task.name} every question stands alone"
@@ -100,7 +98,8 @@ def evaluations(
     return planned
 
 
-def _task(subject: Subject, run: RunConfig | None, settings: PlaygroundSettings) -> tasks.Task:
+def _task(subject: Subject, settings: PlaygroundSettings) -> tasks.Task:
+    run = subject.run
     trained = run.task if run else None
     if not (trained or settings.task):
         raise expected("task.name", f"one of {', '.join(tasks.names())}: {subject.about['source']} names no task", None)

@@ -35,6 +35,7 @@ from canonlm.models.interface import LanguageModel
 from canonlm.runs.identity import check_label, label
 from canonlm.train.build import build_model
 from canonlm.train.checkpoint_reader import METADATA, Reader
+from canonlm.train.config import RunConfig
 from canonlm.train.load_config import load as load_config
 
 T = TypeVar("T")
@@ -189,12 +190,15 @@ def path_of(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}"
 
 
-def load_model(run: Path, step: int | None = None, *, trust_remote_code: bool | None = None) -> LanguageModel:
+def load_model(
+    run: Path, step: int | None = None, *, config: RunConfig | None = None, trust_remote_code: bool | None = None
+) -> LanguageModel:
     """The model of a run from its newest undamaged checkpoint, or that of `step`: in float32, on the CPU, in evaluation
     mode.
 
-    For one process; any number of processes may have written it. The optimizer's state is not read. trust_remote_code:
-    whether code from outside that the run names may run (None: as in a surrounding `user_code.of_run`, else not).
+    For one process; any number of processes may have written it. The optimizer's state is not read. config: the run's,
+    if the caller has read it. trust_remote_code: whether code from outside that the run names may run (None: as in a
+    surrounding `user_code.of_run`, else not).
 
     ValueError: no run, no such checkpoint, a damaged one.
     """
@@ -209,7 +213,7 @@ def load_model(run: Path, step: int | None = None, *, trust_remote_code: bool | 
     elif (damage := _damage(folder, step, _ALONE)) is not None:
         raise ValueError(f"{path_of(folder, step)}: {damage}")
     with user_code.of_run(run, trust_remote_code):
-        config = load_config(run / "config.yaml")
+        config = config or load_config(run / "config.yaml")
         _check_run(folder, step, label(config.model_dump()))
         # Before anything is allocated: the model of the configuration may have any size.
         _check_saved(path_of(folder, step), build_model(config, "meta"))

@@ -5,7 +5,8 @@ A file may have `base: FILE`, relative to itself: it then changes that file's se
 
 import copy
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,56 @@ from canonlm.runs import folder, task_info
 from canonlm.train.config import RunConfig, resolve
 
 
+class Recipe:
+    """A run's YAML file with `key=value` overrides (dotted keys, YAML values), read once: `run` is the checked
+    configuration.
+
+    Errors give file and line, unless an override causes them: then the mistake is not in the file. trust: code from
+    outside that the file may name (`user_code.of_run`); overrides and the user's own files may name any. trains: the
+    run is to be trained, so somebody else's file that runs code is refused, unless trust is True; the error shows it.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        overrides: Iterable[str] = (),
+        *,
+        trust: user_code.Trust | None = None,
+        trains: bool = False,
+    ) -> None:
+        self.path = Path(path)
+        self._written, self._places = read_yaml(self.path, trust=trust is True)
+        self._overridden = override(raw := copy.deepcopy(self._written), overrides)
+        if trains and trust is not True:
+            _refuse_programs(self.path, raw, self._places, self._overridden)
+        self._trust = _with_users_own(trust, raw, self._places, self._overridden)
+        with self._located(lambda run: None):
+            if (arch := _runs(raw).get("arch")) is not None:
+                user_code.check_trusted(str(user_code.reference_of(arch)))  # anyone who gets the run builds its model
+            self.run = resolve(raw)
+
+    def checked(self, check: Callable[[RunConfig], Any]) -> RunConfig:
+        """The run, after a check that needs the model, say: its errors, too, give file and line."""
+        with self._located(check):
+            check(self.run)
+        return self.run
+
+    @contextmanager
+    def _located(self, check: Callable[[RunConfig], Any]) -> Iterator[None]:
+        """Within this context, an InvalidSetting gets its place in the file. check: what may raise it."""
+        with user_code.of_run(self.path.parent, self._trust, "--trust"):
+            try:
+                yield
+            except InvalidSetting as error:
+                if any(key in self._overridden for key in _and_parents(error.key)):
+                    raise
+                if self._overridden and _complaint(self._written, check) != str(error):
+                    raise
+                keys = (key for key in _and_parents(error.key) if key in self._places)
+                place = next((self._places[key] for key in keys), Place(self.path, 1))
+                raise InvalidSetting(error.key, f"{error}{place}") from None
+
+
 def load(
     path: str | Path,
     overrides: Iterable[str] = (),
@@ -30,39 +81,11 @@ def load(
     *,
     trust: user_code.Trust | None = None,
 ) -> RunConfig:
-    """Read a run's YAML file and apply `key=value` overrides (dotted keys, YAML values). Errors, including those of
-    `check` (for checks that need the model, say), give file and line, unless an override causes them: then the mistake
-    is not in the file.
-
-    trust: code from outside that the file may name (`user_code.of_run`); overrides and the user's own files may name
-    any.
-    """
-    path = Path(path)
-    written, places = read_yaml(path, trust=trust is True)
-    overridden = override(raw := copy.deepcopy(written), overrides)
-    with user_code.of_run(path.parent, _with_users_own(trust, raw, places, overridden), "--trust"):
-        try:
-            if (arch := _runs(raw).get("arch")) is not None:
-                user_code.check_trusted(str(user_code.reference_of(arch)))  # anyone who gets the run builds its model
-            run = resolve(raw)
-            check(run)
-            return run
-        except InvalidSetting as error:
-            if any(key in overridden for key in _and_parents(error.key)):
-                raise
-            if overridden and _complaint(written, check) != str(error):
-                raise
-            place = next((places[key] for key in _and_parents(error.key) if key in places), Place(path, 1))
-            raise InvalidSetting(error.key, f"{error}{place}") from None
+    """The checked configuration of a `Recipe`."""
+    return Recipe(path, overrides, trust=trust).checked(check)
 
 
-def check_trust(path: Path, overrides: Iterable[str], trust: bool) -> None:
-    """InvalidSetting for somebody else's recipe that runs code, unless the user trusts it. The error shows the code.
-    Overrides are the user's own."""
-    if trust:
-        return
-    written, places = read_yaml(path)
-    overridden = override(raw := copy.deepcopy(written), overrides)
+def _refuse_programs(path: Path, raw: dict[str, Any], places: dict[str, "Place"], overridden: list[str]) -> None:
     foreign = _runs(raw).items() - _users_own(raw, places, overridden).items()
     if foreign:
         lines = [f"{key} is {shown(value)}{places.get(key, Place(path, 1))}" for key, value in sorted(foreign)]
