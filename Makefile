@@ -78,7 +78,7 @@ checks: .venv/installed-dev  ## formatting, lint, types, imports between subpack
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/codespell *.md docs src
+	$(BIN)/codespell *.md docs examples src
 	$(BIN)/python .ci/words.py
 
 docs: .venv-docs/installed  ## the docs as a site, in build/site: open index.html, or `python -m http.server -d build/site` to search too

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Plain English: phrases and names that readers stumble over, and what to write in their place.
 
-Reads the docs, the texts at the repository's root, the package's sources and the tests; exit code 1 if a line has one
-of them.
+Reads the docs, the texts at the repository's root, the examples, the package's sources and the tests; exit code 1 if a
+line has one of them.
 """
 
 import re
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FILES = ["*.md", "src/*.py", "src/*.js", "src/*.html", "src/*.yaml", "tests/*.py"]
+FILES = ["*.md", "examples/*.py", "src/*.py", "src/*.js", "src/*.html", "src/*.yaml", "tests/*.py"]
 LEFT_OUT = ("docs/claims.md",)
 PHRASES = {
     r"\b(Asked( for)?|Chosen|Compared|Counted|Drawn|Evaluated|Graded|Kept|Left out|Measured|Meant|Refused|Skipped)"
