@@ -189,7 +189,7 @@ def test_only_used_code_is_included():
     assert {"gdn", "gated_delta_rule"} <= gdn.keys()
     assert "pydantic" not in llama["errors"]
     # Comments and the strings below constants come with what they explain.
-    assert '"""Max of any integer' in llama["config"]
+    assert '"""Max of any integer' in llama["settings"]
     assert "# A single token shows no restart" in llama["layout"]
 
 

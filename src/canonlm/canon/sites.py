@@ -1,31 +1,69 @@
 """Where Canon layers go, and how each of them works: `ABCD`, `KVOM:scaled`, `A:zero,D:k3`, `E:smear,K:offset`.
 
-Letters are places in a block, in the order of computation:
-
-    E        the embedding's output, once for all blocks
-    A        the mixer's input, after its norm
-    b        the short convolutions that recurrent mixers are published with
-    Q K V    queries, keys, values; B is all three (of a mixer without them: all its projections)
-    O        the mixer's output, before it joins the residual stream
-    C        the MLP's input, after its norm
-    D        the MLP's projections (gate and up) before the nonlinearity
-    M        the MLP's output, before it joins the residual stream
-
-Commas (or semicolons) separate groups of letters; colons put variants behind a group (`VARIANTS` below; docs/canon.md
-defines each).
+Letters are sites: the rows of `SITES` below, in the order of computation. B is Q, K and V (of a mixer without them: all
+its projections). Commas (or semicolons) separate groups of letters; colons put variants behind a group (`VARIANTS`;
+docs/canon.md defines each).
 A, B, C, D and b: Physics of Language Models, Part 4.1 (arXiv 2512.17351). K, V, O, M: Inkling.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from canonlm.core.errors import InvalidSetting, expected, unknown
 
-LETTERS = "EAbQKVOCDM"
-PLACES = "EAbBOCDM"
-"""One cache state each: Q, K and V share that of B."""
+Form = Literal["conv", "avg", "dynamic", "smear", "offset"]
+
+
+@dataclass(frozen=True)
+class Site:
+    """A place for Canon layers: a row of `SITES`, which the decoder, `canonize` and the names of architectures read.
+
+    letter: in texts. about: what the layer reads. part, side: the input or the output of the model's blocks together
+    (the input alone), of a block, of its mixer (after the norm) or of its MLP. There a layer has hidden_size channels
+    and is complete on every device of a tensor-parallel group. Inside a mixer or an MLP it has those of a projection
+    and is split with them; the part's own code applies it.
+    group: a letter for several sites with one variant; they share one state in the cache, others have their own.
+    forms: of the variants that it takes; () for a convolution that belongs to mixers and takes none.
+    usual: whether `+canon` alone has it.
+    """
+
+    letter: str
+    about: str
+    part: Literal["model", "block", "mixer", "mlp"]
+    side: Literal["input", "inside", "output"]
+    group: str = ""
+    forms: tuple[Form, ...] = ("conv", "avg", "smear")
+    usual: bool = False
+
+    @property
+    def slot(self) -> str:
+        """The name of its state in the cache."""
+        return self.group or self.letter
+
+    def is_in(self, mlp: str) -> bool:
+        """Whether blocks with that kind of MLP have it: neighbouring tokens of experts are not those of the text."""
+        return self.part != "mlp" or (mlp != "none" and (mlp != "moe" or self.side != "inside"))
+
+
+_BY_HEAD: tuple[Form, ...] = ("conv", "avg", "dynamic")
+SITES = {
+    site.letter: site
+    for site in (
+        Site("E", "the embedding's output, once for all blocks", "model", "input"),
+        Site("A", "the mixer's input, after its norm", "mixer", "input", usual=True),
+        Site("b", "the short convolutions that recurrent mixers are published with", "mixer", "inside", forms=()),
+        Site("Q", "queries", "mixer", "inside", group="B", forms=_BY_HEAD, usual=True),
+        Site("K", "keys", "mixer", "inside", group="B", forms=(*_BY_HEAD, "offset"), usual=True),
+        Site("V", "values", "mixer", "inside", group="B", forms=_BY_HEAD, usual=True),
+        Site("O", "the mixer's output, before it joins the residual stream", "mixer", "output"),
+        Site("C", "the MLP's input, after its norm", "mlp", "input", usual=True),
+        Site("D", "the MLP's projections before the nonlinearity", "mlp", "inside", forms=("conv", "avg"), usual=True),
+        Site("M", "the MLP's output, before it joins the residual stream", "mlp", "output"),
+    )
+}
+"""Every site by its letter, in the order of computation (docs/add-a-site.md)."""
 
 MAX_KERNEL = 64
 
@@ -44,8 +82,6 @@ VARIANTS = {
 }
 """Variants behind a colon, besides the kernel size: `:k2` to `:k8` and beyond; four tokens by default."""
 
-Form = Literal["conv", "avg", "dynamic", "smear", "offset"]
-
 
 @dataclass(frozen=True)
 class Variant:
@@ -61,49 +97,80 @@ class Variant:
     form: Form = "conv"
 
 
+def letters() -> list[str]:
+    """The letters of a text, in the order of `SITES`; that of a group comes before those of its sites."""
+    return list(dict.fromkeys(letter for site in SITES.values() for letter in (site.slot, site.letter)))
+
+
+def members(letter: str) -> str:
+    """The sites that a letter stands for: `QKV` for B, else the letter itself."""
+    return "".join(site.letter for site in SITES.values() if letter in (site.slot, site.letter))
+
+
 def parse(text: str, *, key: str = "sites", default: Variant = Variant()) -> dict[str, Variant]:
-    """The sites in a text, by letter, in the order of `LETTERS`; B becomes Q, K and V.
+    """The sites in a text, by letter, in the order of `SITES`; B becomes Q, K and V.
 
     default: the variant that a group's flags modify. InvalidSetting names `key` and the problem: an unknown or repeated
     letter or variant, or variants that exclude each other.
     """
     if not isinstance(text, str):
         raise expected(key, 'letters such as "ABCD"', text)
-    sites: dict[str, Variant] = {}
+    known, variants = letters(), dict[str, Variant]()
     for group in re.split("[,;]", text) if text else []:
-        letters, *flags = group.strip().split(":")
-        if not letters or set(letters) - {*LETTERS, "B"}:
-            raise expected(key, f'letters out of {", ".join("AbBCDQKVOME")} (such as "ABCD" or "KVOM:scaled")', text)
-        if "b" in letters and flags:
-            raise expected(key, "no variant of b (its kernel is conv_kernel)", text)
+        chosen, *flags = group.strip().split(":")
+        if not chosen or set(chosen) - {*known}:
+            raise expected(key, f'letters out of {", ".join(known)} (such as "ABCD" or "KVOM:scaled")', text)
         variant = _variant(key, text, flags, default)
-        for letter in letters.replace("B", "QKV"):
-            if letter in sites:
-                raise expected(key, f"{letter} once" + " (B is QKV)" * (letter in "QKV"), text)
-            sites[letter] = Variant() if letter == "b" else variant
-            _check_place(key, letter, variant, text)
-    return {letter: sites[letter] for letter in LETTERS if letter in sites}
+        for site in (SITES[each] for letter in chosen for each in members(letter)):
+            if site.letter in variants:
+                same = f" ({site.group} is {members(site.group)})" if site.group else ""
+                raise expected(key, f"{site.letter} once{same}", text)
+            if not site.forms and flags:
+                raise expected(key, f"no variant of {site.letter} (its kernel is conv_kernel)", text)
+            if site.forms and variant.form not in site.forms:
+                fitting = [other.letter for other in SITES.values() if variant.form in other.forms]
+                raise expected(key, f":{variant.form} at {', '.join(fitting)} only", text)
+            variants[site.letter] = variant if site.forms else Variant()
+    return {letter: variants[letter] for letter in SITES if letter in variants}
+
+
+def joined(sites: Mapping[str, Variant]) -> Iterator[tuple[str, Variant]]:
+    """Letters and variants in the order of `letters`; sites of a group with one variant have that of the group."""
+    left = dict(sites)
+    for letter in letters():
+        variants = [left.get(each) for each in members(letter)]
+        if (variant := variants[0]) is not None and variants.count(variant) == len(variants):
+            for each in members(letter):
+                del left[each]
+            yield letter, variant
 
 
 def write(sites: Mapping[str, Variant], *, default: Variant = Variant()) -> str:
     """The canonical text of these sites, the inverse of `parse`."""
-    sites = dict(sites)
-    if {*"QKV"} <= sites.keys() and sites["Q"] == sites["K"] == sites["V"]:
-        sites["B"] = sites["Q"]
-        for letter in "QKV":
-            del sites[letter]
     groups: dict[str, str] = {}
-    for letter in "EAbBQKVOCDM":
-        if letter in sites:
-            flags = "" if letter == "b" else _flags(sites[letter], default)
-            groups[flags] = groups.get(flags, "") + letter
-    return ",".join(letters + flags for flags, letters in groups.items())
+    for letter, variant in joined(sites):
+        flags = _flags(variant, default) if SITES[members(letter)[0]].forms else ""
+        groups[flags] = groups.get(flags, "") + letter
+    return ",".join(chosen + flags for flags, chosen in groups.items())
 
 
-def places(sites: Iterable[str]) -> str:
-    """The places of letters, in the order of `PLACES`: a block keeps one state for each."""
-    present = {"B" if letter in "QKV" else letter for letter in sites}
-    return "".join(place for place in PLACES if place in present)
+def slots(sites: Iterable[str]) -> str:
+    """The states that a block with these sites keeps, such as "AbBCD" (B: for any of Q, K, V)."""
+    used = {SITES[letter].slot for letter in sites}
+    return "".join(letter for letter in letters() if letter in used)
+
+
+def of_modifier(value: str | None, *, recurrent: bool = False, mlp: str = "gated") -> dict[str, Variant]:
+    """The sites of `+canon=VALUE`, or of `+canon` (None) and `+canon:VARIANTS` (a value that begins with a colon): the
+    usual ones that a block with this mixer and MLP has. In recurrent mixers, site b already does what B would do."""
+    text = (value or "").rstrip(":")
+    if value is None or text.startswith(":"):
+        usual = [site for site in SITES.values() if site.usual and site.is_in(mlp)]
+        text = slots(site.letter for site in usual if not (recurrent and site.group)) + text
+    sites = parse(text, key="+canon")
+    if not sites or not all(SITES[letter].forms for letter in sites):
+        raise expected("+canon", "sites such as +canon=AC (not b, which NAME-conv leaves out)", text)
+    return sites
 
 
 def _variant(key: str, text: str, flags: list[str], default: Variant) -> Variant:
@@ -159,12 +226,6 @@ def _check(key: str, text: str, variant: Variant) -> None:
     for what, is_wrong in wrong.items():
         if is_wrong:
             raise expected(key, what, text)
-
-
-def _check_place(key: str, letter: str, variant: Variant, text: str) -> None:
-    where = {"dynamic": "QKV", "smear": "EACOM", "offset": "K"}.get(variant.form, LETTERS)
-    if letter not in where:
-        raise expected(key, f":{variant.form} at {', '.join(where)} only", text)
 
 
 def _flags(variant: Variant, default: Variant) -> str:

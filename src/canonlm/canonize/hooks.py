@@ -118,6 +118,7 @@ class CanonBlock:
     canon_host: Hosted
     canon_index: int
     canon_bound: "list[Site]"
+    canon_ends: dict[str, list[str]]  # names of the layers on the block's own "input" and "output"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         kwargs["canon_layout"] = self.canon_host.layout_for(args[0] if args else kwargs.get("hidden_states"))
@@ -136,9 +137,13 @@ class CanonBlock:
         call = Call(self, layout, cache, key)
         call.begin()
         try:
-            if "canon_E" in self._modules:  # type: ignore[attr-defined]
-                args, kwargs = on_input(args, kwargs, lambda x: run(self, "canon_E", x))  # type: ignore[arg-type]
-            return super().forward(*args, **kwargs)  # type: ignore[misc]
+            block: Any = self
+            for name in self.canon_ends["input"]:
+                args, kwargs = on_input(args, kwargs, functools.partial(run, block, name))
+            output = super().forward(*args, **kwargs)  # type: ignore[misc]
+            for name in self.canon_ends["output"]:
+                output = OutputHook(block, name, None, False)(block, args, output)
+            return output
         finally:
             call.end()
 
@@ -278,7 +283,9 @@ def wrap_block(block: nn.Module, host: Hosted, index: int) -> None:
         raise InvalidSetting("model", f"model: expected {what}, got a {type(block).__name__} with another forward")
     plain: Any = type(block)
     block.__class__ = derived(CanonBlock, plain)
-    block.canon_host, block.canon_index, block.canon_bound = host, index, []  # type: ignore[assignment]
+    part: Any = block
+    part.canon_host, part.canon_index, part.canon_bound = host, index, []
+    part.canon_ends = {"input": [], "output": []}
     if hooked is not None:
         block._old_forward = types.MethodType(type(block).forward, block)  # type: ignore[assignment]
 
@@ -289,7 +296,7 @@ def unwrap_block(block: nn.Module) -> None:
     block.__class__ = type(block).__bases__[1]
     for site in block.canon_bound:  # type: ignore[union-attr]
         site.remove()
-    for name in ("canon_host", "canon_index", "canon_bound"):
+    for name in ("canon_host", "canon_index", "canon_bound", "canon_ends"):
         delattr(block, name)
     if "_old_forward" in vars(block):
         block._old_forward = types.MethodType(type(block).forward, block)  # type: ignore[assignment]

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from canonlm.canon.sites import SITES
 from canonlm.canon.variants import make_canon
 from canonlm.canonize import canon_cache
 from canonlm.canonize.fused_mlp import GatedSite
@@ -34,13 +35,17 @@ def install(model: PreTrainedModel, places: list[Place]) -> None:
         if canon.frozen:
             canon.requires_grad_(False)
         block.add_module(one.name, canon)
+        ends: Any = block.canon_ends
         bound: Any = block.canon_bound
         mlp, _, projection = one.module.rpartition(".")
-        if one.letters == "D" and projection == "gate_proj":
+        in_mlp = SITES[one.letters[0]].part == "mlp" and SITES[one.letters[0]].side == "inside"
+        if not one.module:
+            ends[one.side].append(one.name)
+        elif in_mlp and projection == "gate_proj":
             gates[one.block, mlp] = one.name  # bound together with that of up_proj, which comes next
-        elif one.letters == "D" and (one.block, mlp) in gates:
+        elif in_mlp and (one.block, mlp) in gates:
             bound.append(GatedSite(block, mlp, (gates[one.block, mlp], one.name)))
-        elif one.module:
+        else:
             hook: Any = InputHook(block, one.name)
             if one.side == "output":
                 hook = OutputHook(block, one.name, one.part, one.variant.form == "dynamic")

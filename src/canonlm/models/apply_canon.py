@@ -4,7 +4,7 @@ Kernels read weights without calling the modules, so they are only used for `unt
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,25 +19,31 @@ from canonlm.ops.kernels.dispatch import usable
 from canonlm.ops.rotary_conv_cpu import rotary_conv, usable_rotary
 
 
+class Slot(NamedTuple):
+    """The state of a layer's Canon layers of one place in a running forward."""
+
+    layout: Layout
+    cache: Cache | None
+    layer_idx: int
+    state_idx: int
+
+
 def run_site(
-    canons: Sequence[CanonLayer | None],
-    inputs: Sequence[Tensor],
-    layout: Layout,
-    cache: Cache | None,
-    layer_idx: int,
-    state_idx: int,
-    mixer_input: Tensor | None = None,
+    canons: Sequence[nn.Module | None], inputs: Sequence[Tensor], slot: Slot, mixer_input: Tensor | None = None
 ) -> list[Tensor]:
     """Apply the Canon layers of one place (one for A and C; q, k, v for B; gate, up for D) to `[B, T, C_i]` inputs.
 
     An input without a layer (None) does not change. With a cache, the state before is read and updated; the layers
     share one state, which is as long as the largest of their kernels. `mixer_input`: see `CanonLayer.forward`.
     """
+    layout, cache, layer_idx, state_idx = slot
     outputs = list(inputs)
-    present = [(index, canon, inputs[index]) for index, canon in enumerate(canons) if canon is not None]
+    present: list[tuple[int, Any, Tensor]] = [
+        (index, canon, inputs[index]) for index, canon in enumerate(canons) if canon is not None
+    ]
     layers, xs = [canon for _, canon, _ in present], [x for _, _, x in present]
     if (how := one_launch(layers, xs)) is not None and all(map(untouched, layers)):
-        ys = _run_kernel(CANON, (xs,), how, layout, cache, layer_idx, state_idx)
+        ys = _run_kernel(CANON, (xs,), how, slot)
         if ys is not None:
             for (index, _, _), y in zip(present, ys, strict=True):
                 outputs[index] = y
@@ -73,54 +79,37 @@ def run_rotary(
     rotary: tuple[Tensor, Tensor] | None,
     head_dim: int,
     rotated: Sequence[int],
-    layout: Layout,
-    cache: Cache | None,
+    slot: Slot,
 ) -> list[Tensor] | None:
     """Canon-B and the rotary embedding of its outputs in one kernel, `[B, T, heads, head_dim]` each; None if the kernel
     cannot be used. rotated: the number of heads to rotate in each input."""
-    if rotary is None or cache is not None or layout.attention_mask is not None or runs_on(*inputs):
+    if rotary is None or slot.cache is not None or slot.layout.attention_mask is not None or runs_on(*inputs):
         return None
     taps = plain_taps(canons, inputs)
     if taps is None or not all(usable_rotary(x, each, *rotary) for x, each in zip(inputs, taps, strict=True)):
         return None
     return [
-        rotary_conv(x, each, layout.doc_ids, *rotary, x.shape[-1] // head_dim, heads)
+        rotary_conv(x, each, slot.layout.doc_ids, *rotary, x.shape[-1] // head_dim, heads)
         for x, each, heads in zip(inputs, taps, rotated, strict=True)
     ]
 
 
-def run_gated(
-    canons: Sequence[nn.Module],
-    gate: Tensor,
-    up: Tensor,
-    act: nn.Module,
-    layout: Layout,
-    cache: Cache | None,
-    layer_idx: int,
-    state_idx: int,
-) -> Tensor | None:
+def run_gated(canons: Sequence[nn.Module], gate: Tensor, up: Tensor, act: nn.Module, slot: Slot) -> Tensor | None:
     """act(canon(gate)) * canon(up) in one kernel; None if the kernel cannot be used."""
     how = one_launch(canons, (gate, up), "gated")
-    if how is None and cache is None:
-        mask, doc_ids = layout.attention_mask, layout.doc_ids
+    if how is None and slot.cache is None:
+        mask, doc_ids = slot.layout.attention_mask, slot.layout.doc_ids
         return gated_on_cpu(canons, gate, up, act, attention_mask=mask, doc_ids=doc_ids)
     if how is None or type(act) not in ACTS or not all(map(untouched, (*canons, act))):
         return None
     if how.pop("biases") or how["activation"] != "none":
         return None
     how["activation"] = ACTS[type(act)]
-    return _run_kernel(GATED, (gate, up), how, layout, cache, layer_idx, state_idx)
+    return _run_kernel(GATED, (gate, up), how, slot)
 
 
 def run_normed(
-    canon: nn.Module,
-    norm: nn.Module,
-    x: Tensor,
-    branch: Tensor | None,
-    layout: Layout,
-    cache: Cache | None,
-    layer_idx: int,
-    state_idx: int,
+    canon: nn.Module, norm: nn.Module, x: Tensor, branch: Tensor | None, slot: Slot
 ) -> tuple[Tensor, Tensor] | None:
     """s = x + branch (or x), and canon(norm(s)), in one kernel; None if the kernel cannot be used."""
     how = one_launch([canon], [x], "normed")
@@ -134,20 +123,13 @@ def run_normed(
     if branch is not None and torch.promote_types(x.dtype, branch.dtype) != x.dtype:
         x, branch = x + branch, None
     args = x, branch, on_this_device(norm.weight), norm.eps
-    return _run_kernel(NORMED, args, how, layout, cache, layer_idx, state_idx)
+    return _run_kernel(NORMED, args, how, slot)
 
 
-def _run_kernel(
-    forms: Forms,
-    args: tuple[Any, ...],
-    how: dict[str, Any],
-    layout: Layout,
-    cache: Cache | None,
-    layer_idx: int,
-    state_idx: int,
-) -> Any:
+def _run_kernel(forms: Forms, args: tuple[Any, ...], how: dict[str, Any], slot: Slot) -> Any:
     """The result of a kernel on these arguments, with the state in the cache updated. None if it does not apply: with a
     recorded past, with gradients through states, or if the layout lacks what kernels read."""
+    layout, cache, layer_idx, state_idx = slot
     x: Tensor = args[0][0] if forms is CANON else args[0]
     has_layout = layout.reach is not None or (layout.attention_mask is None and layout.doc_ids is None)
     if cache is None:

@@ -3,18 +3,17 @@
     h = h + canonO( mixer( canonA( norm(h) ) ) )    Canon-B lives inside the mixer, on its projections
     h = h + canonM( mlp(   canonC( norm(h) ) ) )    Canon-D lives inside the MLP, before the nonlinearity
 
-A Canon layer exists if the configuration has its site.
+A Canon layer exists if the configuration has its site. Sites that are not inside a part are applied here, wherever the
+table `SITES` has them.
 """
-
-from typing import cast
 
 from torch import Tensor
 from transformers import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from canonlm.canon.layer import CanonLayer
+from canonlm.canon.sites import SITES
 from canonlm.canon.variants import make_canon
-from canonlm.models.apply_canon import run_normed, run_site
+from canonlm.models.apply_canon import Slot, run_normed, run_site
 from canonlm.models.cache import Layout, fill_unused_states
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.mixers import MIXERS
@@ -35,9 +34,12 @@ class DecoderLayer(GradientCheckpointingLayer):
         self.mlp = build_mlp(config, layer_idx)
         if self.mlp is not None:
             self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        for site in "AOCM":
-            if (variant := config.canon(layer_idx, site)) is not None:
-                self.add_module(f"canon{site}", make_canon(variant, config.hidden_size))
+        self.canons: dict[tuple[str, str], list[str]] = {}  # letters by part and side
+        for letter, variant in config.canons(layer_idx).items():
+            site = SITES[letter]
+            if site.part != "model" and site.side != "inside":
+                self.add_module(f"canon{letter}", make_canon(variant, config.hidden_size))
+                self.canons.setdefault((site.part, site.side), []).append(letter)
 
     def forward(
         self,
@@ -49,33 +51,34 @@ class DecoderLayer(GradientCheckpointingLayer):
         **kwargs,
     ) -> tuple[Tensor, Tensor | None]:
         """Returns the stream and, from experts in training, the loss that balances them."""
-        router_loss = None
-        h_BTD, x_BTD = self._normed("A", self.input_layernorm, h_BTD, None, layout, past_key_values)
+        router_loss, cache = None, past_key_values
+        h_BTD = self._canon("block", "input", h_BTD, layout, cache)
+        h_BTD, x_BTD = self._normed("mixer", self.input_layernorm, h_BTD, None, layout, cache)
         mixer = self.get_submodule(self.mixer_name)
-        y_BTD, _ = mixer(x_BTD, layout, attention_mask, rotary, past_key_values, **kwargs)
-        y_BTD = self._canon("O", y_BTD, layout, past_key_values)
+        y_BTD, _ = mixer(x_BTD, layout, attention_mask, rotary, cache, **kwargs)
+        y_BTD = self._canon("mixer", "output", y_BTD, layout, cache)
         if self.mlp is not None:
-            h_BTD, x_BTD = self._normed("C", self.post_attention_layernorm, h_BTD, y_BTD, layout, past_key_values)
-            y_BTD, router_loss = self.mlp(x_BTD, layout, past_key_values)
-            y_BTD = self._canon("M", y_BTD, layout, past_key_values)
-        h_BTD = h_BTD + y_BTD
-        fill_unused_states(past_key_values, self.layer_idx, len(self.sites), h_BTD)
+            h_BTD, x_BTD = self._normed("mlp", self.post_attention_layernorm, h_BTD, y_BTD, layout, cache)
+            y_BTD, router_loss = self.mlp(x_BTD, layout, cache)
+            y_BTD = self._canon("mlp", "output", y_BTD, layout, cache)
+        h_BTD = self._canon("block", "output", h_BTD + y_BTD, layout, cache)
+        fill_unused_states(cache, self.layer_idx, len(self.sites), h_BTD)
         return h_BTD, router_loss
 
     def _normed(
-        self, site: str, norm: RMSNorm, h_BTD: Tensor, y_BTD: Tensor | None, layout: Layout, cache: Cache | None
+        self, part: str, norm: RMSNorm, h_BTD: Tensor, y_BTD: Tensor | None, layout: Layout, cache: Cache | None
     ) -> tuple[Tensor, Tensor]:
         """The stream with `y` added, and canon(norm(it)), which the mixer or the MLP reads."""
-        if site in self.sites:
-            canon, state_idx = self.get_submodule(f"canon{site}"), self.sites.index(site)
-            both = run_normed(canon, norm, h_BTD, y_BTD, layout, cache, self.layer_idx, state_idx)
+        if len(letters := self.canons.get((part, "input"), [])) == 1:
+            slot = Slot(layout, cache, self.layer_idx, self.sites.index(SITES[letters[0]].slot))
+            both = run_normed(self.get_submodule(f"canon{letters[0]}"), norm, h_BTD, y_BTD, slot)
             if both is not None:
                 return both
         h_BTD = h_BTD if y_BTD is None else h_BTD + y_BTD
-        return h_BTD, self._canon(site, norm(h_BTD), layout, cache)
+        return h_BTD, self._canon(part, "input", norm(h_BTD), layout, cache)
 
-    def _canon(self, site: str, x_BTD: Tensor, layout: Layout, cache: Cache | None) -> Tensor:
-        if site not in self.sites:
-            return x_BTD
-        canon = cast(CanonLayer, self.get_submodule(f"canon{site}"))
-        return run_site([canon], [x_BTD], layout, cache, self.layer_idx, self.sites.index(site))[0]
+    def _canon(self, part: str, side: str, x_BTD: Tensor, layout: Layout, cache: Cache | None) -> Tensor:
+        for letter in self.canons.get((part, side), []):
+            slot = Slot(layout, cache, self.layer_idx, self.sites.index(SITES[letter].slot))
+            [x_BTD] = run_site([self.get_submodule(f"canon{letter}")], [x_BTD], slot)
+        return x_BTD

@@ -21,16 +21,10 @@ from canonlm.models.decoder import Decoder, config_of
 from canonlm.models.interface import LanguageModel, Sizes
 from canonlm.models.mixers.base import MIXERS, Architecture, Mixer, register
 from canonlm.models.modeling import CanonLMForCausalLM
-from canonlm.models.names import name_of
+from canonlm.models.names import GROUPS
 
 MATCHED = 0.01
 """Max relative difference of the number of parameters from the first architecture's, with `--match parameters`."""
-
-SPELLED = {
-    *("mixers", "canon_set", "canon_sets", "canon_kernel", "canon_residual", "canon_activation", "canon_bias"),
-    *("canon_frozen", "qk_norm", "rope_dim", "rope_heads", "alibi", "mlp", "hidden_act"),
-}
-"""Fields that modifiers of a name can set."""
 
 
 def build(arch: str, sizes: Sizes, seed: int = 0) -> LanguageModel:
@@ -73,9 +67,10 @@ def complete_name(arch: str, sizes: Sizes) -> tuple[str, dict[str, Any]]:
     if not _is_decoder(arch):
         return arch, sizes.fields
     config_of(arch, sizes, 0)  # raises for an invalid combination before only half of it is used
-    spelled = {key: value for key, value in sizes.fields.items() if key in SPELLED}
-    name = name_of(config_of(arch, replace(sizes, fields=spelled), 0))
-    return name, {key: value for key, value in sizes.fields.items() if key not in SPELLED}
+    named = {key: value for key, value in sizes.fields.items() if key in GROUPS["modifiers"]}
+    config = config_of(arch, replace(sizes, fields=named), 0)
+    assert config.arch is not None  # `config_of` sets it
+    return config.arch, {key: value for key, value in sizes.fields.items() if key not in named}
 
 
 def match_parameters(arch: str, sizes: Sizes, target: int) -> dict[str, list[int]]:

@@ -2,25 +2,20 @@
 
 import functools
 import inspect
-import math
 import sys
 from dataclasses import asdict
-from types import UnionType
-from typing import Any, ClassVar, get_args, get_origin
+from typing import Any, ClassVar
 
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.activations import ACT2FN
 
-from canonlm.canon.sites import MAX_KERNEL, Variant, places
-from canonlm.canon.sites import parse as parse_sites
+from canonlm.canon.sites import MAX_KERNEL, SITES, Variant, members, parse, slots
 from canonlm.canon.sites import write as write_sites
 from canonlm.core.errors import InvalidSetting, expected, unknown
 from canonlm.models.mixers import MIXERS
 from canonlm.models.mixers.base import DERIVED, Mixer
 from canonlm.models.other_names import FLAT_OPTIONS, read_rotary, refuse_unknown
-
-MAX_SIZE = 2**31 - 1
-"""Max of any integer field: a larger value is a mistake."""
+from canonlm.models.settings import check_choice, check_divides, check_positive, check_type
 
 MAX_LAYERS = 2_000
 """Max layers: building that many takes some 8 seconds."""
@@ -31,9 +26,19 @@ INITIALIZERS = ("normal", "fan_in", "truncated")
 STD_FACTORS = ("disabled", "current_depth", "global_depth", "dim_ratio")
 Z_LOSSES = ("logsumexp", "squared_nll")
 
+parse_sites = functools.lru_cache(maxsize=None)(parse)
+"""The sites of a text. They are parsed once, although a configuration's text may change at any time."""
+
 OF_EXPERTS: dict[str, float] = {"num_experts": 32, "expert_capacity": 2.0, "router_loss_weight": 0.01}
 """Fields of mixtures of experts, with their defaults. Other models have None there: tools (vLLM, llama.cpp) take any
 model with `num_experts` for a mixture of experts."""
+
+
+OF_CANON = {
+    **{"canon_kernel": "kernel", "canon_residual": "residual", "canon_activation": "activation"},
+    **{"canon_bias": "bias", "canon_frozen": "frozen"},
+}
+"""Fields that all Canon layers share, and what a `Variant` calls them."""
 
 
 class CanonLMConfig(PreTrainedConfig):
@@ -85,6 +90,9 @@ class CanonLMConfig(PreTrainedConfig):
 
         zeyuan_layernorm: how norms of GLA and Gated DeltaNet round in the original release: kept for its checkpoints'
             key names, without effect on what is computed here.
+
+        arch: the complete name of the architecture, if the configuration was made from one
+            (`canonlm.models.names.name_of` has it for any configuration).
     """
 
     model_type = "canonlm"
@@ -135,6 +143,7 @@ class CanonLMConfig(PreTrainedConfig):
     pad_token_id: int | None = None
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
+    arch: str | None = None
 
     def __post_init__(self, **kwargs) -> None:
         for key in kwargs:  # they become attributes, which must not replace the methods of the class
@@ -145,8 +154,7 @@ class CanonLMConfig(PreTrainedConfig):
             check_type(key, getattr(self, key), annotation, getattr(CanonLMConfig, key, None))
         if self.num_hidden_layers > MAX_LAYERS:
             raise expected("num_hidden_layers", f"at most {MAX_LAYERS:,}", self.num_hidden_layers)
-        for key in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"):
-            _check_positive(key, getattr(self, key))
+        check_positive(self, "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
         self.rope_theta = read_rotary(kwargs, self.rope_theta, CanonLMConfig.rope_theta)
         self._settle_mixers()
         self._settle_attention()
@@ -156,12 +164,12 @@ class CanonLMConfig(PreTrainedConfig):
         self._settle_canon()
         if self.initializer is None:
             self.initializer = "fan_in" if set(self.mixers) == {"mamba2"} else "normal"
-        _check_choice("initializer", self.initializer, INITIALIZERS)
+        check_choice(self, "initializer", INITIALIZERS)
         if self.initializer_range is None:
             self.initializer_range = 0.1 if self.initializer == "fan_in" else 0.02
-        _check_choice("init_std_factor", self.init_std_factor, STD_FACTORS)
+        check_choice(self, "init_std_factor", STD_FACTORS)
         if self.z_loss is not None:
-            _check_choice("z_loss", self.z_loss, Z_LOSSES)
+            check_choice(self, "z_loss", Z_LOSSES)
         super().__post_init__(**kwargs)
 
     @classmethod
@@ -169,6 +177,8 @@ class CanonLMConfig(PreTrainedConfig):
         """As the library's, but keyword arguments are checked as the fields in the dictionary are."""
         own = {key: kwargs.pop(key) for key in list(kwargs) if key in CanonLMConfig.__annotations__}
         refuse_unknown(kwargs, cls.__dataclass_fields__)
+        if own.keys() - {"arch"}:  # another architecture
+            own.setdefault("arch", None)
         return super().from_dict({**config_dict, **own}, **kwargs)
 
     def _settle_mixers(self) -> None:
@@ -185,10 +195,10 @@ class CanonLMConfig(PreTrainedConfig):
             self.head_dim = self.hidden_size // self.num_attention_heads
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
-        _check_positive("head_dim", self.head_dim)
-        _check_divides("num_key_value_heads", self.num_key_value_heads, "num_attention_heads", self.num_attention_heads)
+        check_positive(self, "head_dim")
+        check_divides(self, "num_key_value_heads", "num_attention_heads")
         if self.alibi is not None:
-            _check_choice("alibi", self.alibi, ALIBI)
+            check_choice(self, "alibi", ALIBI)
         if self.rope_dim is None:
             self.rope_dim = self.head_dim if self.alibi is None else 0
         if not isinstance(self.rope_dim, int) or self.rope_dim % 2 or not 0 <= self.rope_dim <= self.head_dim:
@@ -205,7 +215,7 @@ class CanonLMConfig(PreTrainedConfig):
 
     def _settle_options(self, kwargs: dict[str, Any]) -> None:
         """Complete the options of the mixers in use. `kwargs` may hold those of earlier versions, which were flat."""
-        _check_positive("conv_kernel", self.conv_kernel)
+        check_positive(self, "conv_kernel")
         flat = {FLAT_OPTIONS[key]: kwargs.pop(key) for key in list(kwargs) if key in FLAT_OPTIONS}
         options_by_mixer, self.mixer_options = self.mixer_options or {}, {}
         for mixer in options_by_mixer:
@@ -229,13 +239,13 @@ class CanonLMConfig(PreTrainedConfig):
                 self.mixer_options[mixer] = asdict(complete)
 
     def _settle_mlp(self) -> None:
-        _check_choice("mlp", self.mlp, MLPS)
+        check_choice(self, "mlp", MLPS)
         if self.intermediate_size is None:
             if self.is_recurrent:
                 self.intermediate_size = 2 * self.hidden_size
             else:
                 self.intermediate_size = 4 * self.hidden_size if self.mlp == "standard" else 8 * self.hidden_size // 3
-        _check_positive("intermediate_size", self.intermediate_size)
+        check_positive(self, "intermediate_size")
         if self.mlp == "moe" and self.mlp_bias:
             raise expected("mlp_bias", 'False with mlp = "moe"', True)
         for key, default in OF_EXPERTS.items():
@@ -244,7 +254,7 @@ class CanonLMConfig(PreTrainedConfig):
                 raise expected(key, f'none with mlp = "{self.mlp}"', value)
             setattr(self, key, None if self.mlp != "moe" else default if value is None else value)
         if self.mlp == "moe":
-            _check_positive("num_experts", self.num_experts)
+            check_positive(self, "num_experts")
             if not self.expert_capacity > 0:
                 raise expected("expert_capacity", "a number > 0", self.expert_capacity)
         if self.hidden_act not in ACT2FN:
@@ -256,38 +266,39 @@ class CanonLMConfig(PreTrainedConfig):
             raise expected("canon_kernel", f"an integer from 1 to {MAX_KERNEL}", self.canon_kernel)
         key = "canon_set" if self.canon_sets is None else "canon_sets"
         texts = [self.canon_set] if self.canon_sets is None else self._per_layer(key, self.canon_sets)
-        usual = self._usual_canon
-        layers = [parse_sites(text, key=key, default=usual) for text in texts]
-        if len({"E" in sites for sites in layers}) > 1:
-            raise expected(key, "E in every layer's sites (it is there once, after the embedding) or in none", texts)
-        canons = {variant for sites in layers for letter, variant in sites.items() if letter != "b"}
-        common = {(c.kernel, c.residual, c.activation, c.bias, c.frozen) if c.form == "conv" else None for c in canons}
+        layers = [parse_sites(text, key=key, default=self._usual_canon) for text in texts]
+        for letter in "".join(site.letter for site in SITES.values() if site.part == "model"):
+            if len({letter in sites for sites in layers}) > 1:
+                where = SITES[letter].about
+                raise expected(key, f"{letter} in every layer's sites or in none ({where})", texts)
+        canons = {variant for sites in layers for letter, variant in sites.items() if SITES[letter].forms}
+        common = {
+            Variant(**{x: getattr(c, x) for x in OF_CANON.values()}) if c.form == "conv" else None for c in canons
+        }
         if canons:
-            same = next(iter(common)) if len(common) == 1 else None
-            (
-                self.canon_kernel,
-                self.canon_residual,
-                self.canon_activation,
-                self.canon_bias,
-                self.canon_frozen,
-            ) = same or (4, True, False, False, False)
-        usual = self._usual_canon
-        texts = [write_sites(sites, default=usual) for sites in layers]
+            shared = (common.pop() if len(common) == 1 else None) or Variant()
+            for field, name in OF_CANON.items():
+                setattr(self, field, getattr(shared, name))
+        texts = [write_sites(sites, default=self._usual_canon) for sites in layers]
         if self.canon_sets is None:
             self.canon_set = texts[0]
         else:
             self.canon_sets = texts
         for mixer, text in dict.fromkeys(zip(self.mixers, self.canon_texts, strict=True)):
-            sites = parse_sites(text)
-            if "b" in sites and not MIXERS[mixer].takes_short_conv:
-                raise expected(key, f"no site b: {mixer} has no short convolution", text)
-            if self.mlp == "none" and set("CDM") & sites.keys():
-                raise expected(key, 'no sites C, D and M with mlp = "none"', text)
-            if self.mlp == "moe" and "D" in sites:
-                raise expected(key, 'no site D with mlp = "moe": neighbouring tokens go to different experts', text)
-            qkv = {sites.get(letter) for letter in "QKV"}
-            if not MIXERS[mixer].has_qkv and (len(qkv) > 1 or any(c is not None and c.form == "dynamic" for c in qkv)):
-                raise expected(key, f"B: {mixer} has other projections than queries, keys and values", text)
+            self._check_sites(key, MIXERS[mixer], text)
+
+    def _check_sites(self, key: str, mixer: type[Mixer], text: str) -> None:
+        sites = parse_sites(text)
+        if "b" in sites and not mixer.takes_short_conv:
+            raise expected(key, f"no site b: {mixer.name} has no short convolution", text)
+        if not all(SITES[letter].is_in(self.mlp) for letter in sites):
+            *most, last = [site.letter for site in SITES.values() if not site.is_in(self.mlp)]
+            which = f"sites {', '.join(most)} and {last}" if most else f"site {last}"
+            why = ": neighbouring tokens go to different experts" * (self.mlp == "moe")
+            raise expected(key, f'no {which} with mlp = "{self.mlp}"{why}', text)
+        inside = {sites.get(letter) for letter in members("B")}
+        if not mixer.has_qkv and (len(inside) > 1 or any(c is not None and c.form == "dynamic" for c in inside)):
+            raise expected(key, f"B: {mixer.name} has other projections than queries, keys and values", text)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """vLLM would send a folder's configuration to its processes with the code of the class and of all that it uses,
@@ -305,19 +316,13 @@ class CanonLMConfig(PreTrainedConfig):
         return {}
 
     def to_dict(self) -> dict[str, Any]:
-        unwritten: dict[str, Any] = {**dict.fromkeys(OF_EXPERTS), "auto_map": {}}
+        unwritten: dict[str, Any] = {**dict.fromkeys([*OF_EXPERTS, "arch"]), "auto_map": {}}
         return {key: x for key, x in super().to_dict().items() if key not in unwritten or x != unwritten[key]}
 
     @property
     def _usual_canon(self) -> Variant:
         """The variant of a site whose text names none."""
-        return Variant(
-            kernel=self.canon_kernel,
-            residual=self.canon_residual,
-            activation=self.canon_activation,
-            bias=self.canon_bias,
-            frozen=self.canon_frozen,
-        )
+        return Variant(**{name: getattr(self, field) for field, name in OF_CANON.items()})
 
     def _per_layer(self, key: str, pattern: list[str]) -> list[str]:
         if isinstance(pattern, str) or not pattern or self.num_hidden_layers % len(pattern):
@@ -331,24 +336,19 @@ class CanonLMConfig(PreTrainedConfig):
         """
         text = self.canon_set if self.canon_sets is None else self.canon_sets[layer_idx]
         sites = parse_sites(text, default=self._usual_canon)
-        return {letter: variant for letter, variant in sites.items() if letter != "E" or layer_idx == 0}
-
-    def canon(self, layer_idx: int, letter: str) -> Variant | None:
-        """How the Canon layer of a site works; None: there is none."""
-        return self.canons(layer_idx).get(letter)
+        return {x: variant for x, variant in sites.items() if SITES[x].part != "model" or layer_idx == 0}
 
     @property
     def canon_texts(self) -> list[str]:
         """Each layer's Canon sites as a complete text, such as `AC:nores`; with E in all of them."""
-        texts = self.canon_sets or [self.canon_set] * self.num_hidden_layers
-        usual = self._usual_canon
+        texts, usual = self.canon_sets or [self.canon_set] * self.num_hidden_layers, self._usual_canon
         complete = {text: write_sites(parse_sites(text, default=usual)) for text in dict.fromkeys(texts)}
         return [complete[text] for text in texts]
 
     def sites(self, layer_idx: int) -> str:
-        """The places of a layer's Canon layers, such as "AbBCD" (B: on any of Q, K, V), in the order in which the layer
-        meets them: the layer's cache has one state for each, at the same index."""
-        return places(self.canons(layer_idx))
+        """The states of a layer's Canon layers, such as "AbBCD" (B: for any of Q, K, V), in the order in which the
+        layer meets them: the layer's cache has one for each, at the same index."""
+        return slots(self.canons(layer_idx))
 
     def mixer(self, layer_idx: int) -> str:
         return self.mixers[layer_idx]
@@ -382,58 +382,3 @@ class CanonLMConfig(PreTrainedConfig):
     def number_of_conv_states(self) -> int:
         """Convolution states that caches hold in every layer: the max number of sites in a layer."""
         return max(1, *(len(self.sites(i)) for i in range(self.num_hidden_layers)))
-
-
-def check_type(key: str, value: object, annotation: Any, default: object) -> None:
-    """ValueError if a value does not have its field's type. None is valid if it is the default."""
-    if get_origin(annotation) is ClassVar or (value is None and default is None):
-        return
-    if not _fits(value, annotation):
-        kinds = [_TYPES[kind] for kind in (annotation, *get_args(annotation)) if kind in _TYPES]
-        raise expected(key, kinds[0] if kinds else "a value of another type", value)
-    if isinstance(value, int) and abs(value) > MAX_SIZE and "seed" not in key:
-        raise expected(key, f"at most {MAX_SIZE:,}", value)
-
-
-_TYPES: dict[Any, str] = {
-    **{
-        int: "an integer",
-        float: "a number",
-        bool: "true or false",
-        str: "a string",
-        list[str]: "a list of strings, one per layer or repeating",
-    },
-    dict[str, dict[str, Any]]: "{mixer: {option: value}}",
-}
-
-
-def _fits(value: object, annotation: Any) -> bool:
-    origin, parts = get_origin(annotation) or annotation, get_args(annotation)
-    if origin is UnionType:
-        return any(_fits(value, part) for part in parts)
-    if origin is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
-    if origin is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    if origin is list:
-        return isinstance(value, list | tuple) and all(_fits(item, parts[0]) for item in value)
-    if origin is dict:
-        pairs = value.items() if isinstance(value, dict) else [(None, None)]
-        return all(_fits(key, parts[0]) and _fits(item, parts[1]) for key, item in pairs)
-    return origin is Any or not isinstance(origin, type) or isinstance(value, origin)
-
-
-def _check_positive(key: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise expected(key, "an integer >= 1", value)
-
-
-def _check_divides(key: str, value: int, total_key: str, total: int) -> None:
-    _check_positive(key, value)
-    if total % value:
-        raise expected(key, f"a divisor of {total_key} = {total}", value)
-
-
-def _check_choice(key: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise expected(key, " or ".join(f'"{choice}"' for choice in choices), value)

@@ -19,15 +19,14 @@ from canonlm.models.interface import LanguageModel, Loss, Sizes
 from canonlm.models.mixers import MIXERS
 from canonlm.models.mlp import Experts
 from canonlm.models.modeling import CanonLMForCausalLM
-from canonlm.models.names import name_of, resolve
+from canonlm.models.names import GROUPS, name_of, resolve
 from canonlm.models.other_names import FLAT_OPTIONS
 from canonlm.ops.varlen import Documents
 
-_SET_ELSEWHERE = {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"}
 _FIELDS: dict[str, Any] = {
     name: (annotation, None)
     for name, annotation in CanonLMConfig.__annotations__.items()
-    if name not in {*_SET_ELSEWHERE, "init_seed"} and get_origin(annotation) is not ClassVar
+    if name not in GROUPS["sizes"] | {"arch"} and get_origin(annotation) is not ClassVar
 }
 _FIELDS |= dict.fromkeys(FLAT_OPTIONS, (Any, None))
 Fields = create_model(
@@ -153,7 +152,7 @@ def config_of(arch: str, sizes: Sizes, seed: int) -> CanonLMConfig:
     for mixer, own in (fields.pop("mixer_options", None) or {}).items():
         options[mixer] = {**options.get(mixer, {}), **own}
     try:
-        return CanonLMConfig(
+        config = CanonLMConfig(
             vocab_size=sizes.vocab_size,
             max_position_embeddings=sizes.seq_len,
             num_hidden_layers=sizes.num_hidden_layers,
@@ -165,3 +164,5 @@ def config_of(arch: str, sizes: Sizes, seed: int) -> CanonLMConfig:
         )
     except InvalidSetting as error:
         raise InvalidSetting(f"model.fields.{error.key}", f"model.fields.{error}") from None
+    config.arch = name_of(config)
+    return config

@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from canonlm.canon import sites as canon_sites
 from canonlm.canon.layer import CanonLayer
-from canonlm.canon.sites import parse as parse_sites
-from canonlm.canon.sites import write as write_sites
 from canonlm.canonize import canonize
 from canonlm.core.errors import InvalidSetting, expected
 from canonlm.models import loss as losses
@@ -75,10 +74,8 @@ def split_canon(arch: str) -> tuple[str, str]:
         return arch, ""
     if modifier and not modifier.startswith(("=", ":")):
         raise expected("arch", "no modifier but +canon behind a model that is not our decoder", arch)
-    text = modifier[1:] if modifier.startswith("=") else f"ABCD{modifier}"
-    if not text:
-        raise expected("+canon", "sites such as +canon=AC", arch)
-    return host, write_sites(parse_sites(text, key="+canon"))
+    value = modifier.removeprefix("=") if modifier else None
+    return host, canon_sites.write(canon_sites.of_modifier(value))
 
 
 def outside_model(arch: str, factory: Callable[..., nn.Module], sizes: Sizes, seed: int = 0) -> "ForeignModel":

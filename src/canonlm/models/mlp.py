@@ -8,58 +8,39 @@ from transformers import Cache
 from transformers.activations import ACT2FN
 
 from canonlm.canon.variants import make_canon
-from canonlm.models.apply_canon import run_gated, run_site
+from canonlm.models.apply_canon import Slot, run_gated, run_site
 from canonlm.models.cache import Layout
 from canonlm.models.config import CanonLMConfig
 from canonlm.ops.derivatives import by_definition
 
 
-class GatedMLP(nn.Module):
-    """down(act(gate(x)) * up(x)); Canon-D comes before the nonlinearity."""
+class MLP(nn.Module):
+    """down(act(gate(x)) * up(x)), or without a gate down(act(up(x))); Canon-D comes before the nonlinearity."""
 
     def __init__(self, config: CanonLMConfig, layer_idx: int) -> None:
         super().__init__()
         hidden, width, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.layer_idx = layer_idx
-        self.gate_proj = nn.Linear(hidden, width, bias=bias)
-        self.up_proj = nn.Linear(hidden, width, bias=bias)
+        self.layer_idx, self.names = layer_idx, ("gate", "up") if config.mlp == "gated" else ("up",)
+        for name in self.names:
+            self.add_module(f"{name}_proj", nn.Linear(hidden, width, bias=bias))
         self.down_proj = nn.Linear(width, hidden, bias=bias)
         self.act_fn = ACT2FN[config.hidden_act]
         self.state_idx = config.sites(layer_idx).find("D")
-        if (variant := config.canon(layer_idx, "D")) is not None:
-            self.canonD_gate, self.canonD_up = make_canon(variant, width), make_canon(variant, width)
+        if (variant := config.canons(layer_idx).get("D")) is not None:
+            for name in self.names:
+                self.add_module(f"canonD_{name}", make_canon(variant, width))
 
     def forward(self, x_BTD: Tensor, layout: Layout, past_key_values: Cache | None = None) -> tuple[Tensor, None]:
-        gate, up = self.gate_proj(x_BTD), self.up_proj(x_BTD)
-        if self.state_idx < 0:
-            return self.down_proj(self.act_fn(gate) * up), None
-        canons, place = (self.canonD_gate, self.canonD_up), (past_key_values, self.layer_idx, self.state_idx)
-        y = run_gated(canons, gate, up, self.act_fn, layout, *place)
-        if y is None:
-            gate, up = run_site(canons, (gate, up), layout, *place)
-            y = self.act_fn(gate) * up
-        return self.down_proj(y), None
-
-
-class StandardMLP(nn.Module):
-    """down(act(up(x))); Canon-D comes before the nonlinearity."""
-
-    def __init__(self, config: CanonLMConfig, layer_idx: int) -> None:
-        super().__init__()
-        hidden, width, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.layer_idx = layer_idx
-        self.up_proj = nn.Linear(hidden, width, bias=bias)
-        self.down_proj = nn.Linear(width, hidden, bias=bias)
-        self.act_fn = ACT2FN[config.hidden_act]
-        self.state_idx = config.sites(layer_idx).find("D")
-        if (variant := config.canon(layer_idx, "D")) is not None:
-            self.canonD_up = make_canon(variant, width)
-
-    def forward(self, x_BTD: Tensor, layout: Layout, past_key_values: Cache | None = None) -> tuple[Tensor, None]:
-        up = self.up_proj(x_BTD)
+        xs = [self.get_submodule(f"{name}_proj")(x_BTD) for name in self.names]
+        y = None
         if self.state_idx >= 0:
-            [up] = run_site([self.canonD_up], [up], layout, past_key_values, self.layer_idx, self.state_idx)
-        return self.down_proj(self.act_fn(up)), None
+            canons = [self.get_submodule(f"canonD_{name}") for name in self.names]
+            slot = Slot(layout, past_key_values, self.layer_idx, self.state_idx)
+            y = run_gated(canons, xs[0], xs[1], self.act_fn, slot) if len(xs) == 2 else None
+            xs = run_site(canons, xs, slot) if y is None else xs
+        if y is None:
+            y = self.act_fn(xs[0]) if len(xs) == 1 else self.act_fn(xs[0]) * xs[1]
+        return self.down_proj(y), None
 
 
 class Experts(nn.Module):
@@ -134,5 +115,6 @@ class MoE(nn.Module):
 
 def build_mlp(config: CanonLMConfig, layer_idx: int) -> nn.Module | None:
     """The MLP of a layer: called with (x, layout, cache) it returns (y, router loss or None)."""
-    kinds = {"gated": GatedMLP, "standard": StandardMLP, "moe": MoE}
-    return None if config.mlp == "none" else kinds[config.mlp](config, layer_idx)
+    if config.mlp == "none":
+        return None
+    return MoE(config, layer_idx) if config.mlp == "moe" else MLP(config, layer_idx)

@@ -23,10 +23,11 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 from transformers.utils.output_capturing import capture_outputs
 
 from canonlm.canon.layer import CanonLayer, untouched
+from canonlm.canon.sites import SITES
 from canonlm.canon.variants import make_canon
 from canonlm.core.errors import expected
 from canonlm.core.saved import check_loaded, check_saved
-from canonlm.models.apply_canon import run_site
+from canonlm.models.apply_canon import Slot, run_site
 from canonlm.models.block import DecoderLayer
 from canonlm.models.cache import Layout, check_cache, count_tokens, with_reach
 from canonlm.models.config import CanonLMConfig
@@ -152,8 +153,10 @@ class CanonLMModel(CanonLMPreTrainedModel):
         read_rotary(later, config.rope_theta, math.nan)
         refuse_unknown(later, config.__dataclass_fields__)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
-        if (variant := config.canon(0, "E")) is not None:
-            self.canonE = make_canon(variant, config.hidden_size)
+        canons = config.canons(0)
+        self.canons = [letter for letter in canons if SITES[letter].part == "model"]
+        for letter in self.canons:
+            self.add_module(f"canon{letter}", make_canon(canons[letter], config.hidden_size))
         self.layers = nn.ModuleList(DecoderLayer(config, i) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.convolves = any(map(config.sites, range(config.num_hidden_layers)))
@@ -220,8 +223,9 @@ class CanonLMModel(CanonLMPreTrainedModel):
         )
         if self.convolves:
             layout = with_reach(layout, h_BTD, past_key_values)
-        if "E" in (sites := config.sites(0)):
-            [h_BTD] = run_site([self.canonE], [h_BTD], layout, past_key_values, 0, sites.index("E"))
+        for letter in self.canons:
+            slot = Slot(layout, past_key_values, 0, config.sites(0).index(letter))
+            [h_BTD] = run_site([self.get_submodule(f"canon{letter}")], [h_BTD], slot)
         if "attention" in config.mixers:
             if not layout.without_mask:
                 causal_mask = create_causal_mask(

@@ -22,33 +22,38 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from canonlm.canon import sites as canon_sites
 from canonlm.canon.sites import Variant
 from canonlm.core.errors import expected, unknown
-from canonlm.models.config import CanonLMConfig
+from canonlm.models.config import OF_CANON, CanonLMConfig
 from canonlm.models.mixers.base import MIXERS, Architecture, Mixer
 
-SIZES = {
-    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings", "init_seed"),
-    *("intermediate_size", "pad_token_id", "bos_token_id", "eos_token_id", "use_cache"),
+GROUPS = {
+    "sizes": {
+        *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"),
+        *("init_seed",),
+    },
+    "unnamed": {"intermediate_size", "pad_token_id", "bos_token_id", "eos_token_id", "use_cache", "arch"},
+    "modifiers": {
+        *("mixers", "canon_set", "canon_sets", *OF_CANON),
+        *("qk_norm", "rope_dim", "rope_heads", "alibi", "mlp", "hidden_act"),
+    },
+    "training": {
+        *("initializer", "initializer_range", "init_base_std", "init_std_factor"),
+        *("z_loss", "z_loss_weight", "router_loss_weight"),
+    },
+    "attention": {
+        *("num_key_value_heads", "head_dim", "rope_dim", "rope_heads", "rope_theta", "alibi", "qk_norm"),
+        *("attention_bias", "attention_dropout"),
+    },
 }
-"""Fields that are not part of a name: sizes, the seed, and what belongs to a vocabulary or a cache."""
+"""Fields of `CanonLMConfig` by what they are to a name. sizes: given beside it. unnamed: not part of it, either.
+modifiers: its modifiers can set them. training: they do not matter once a model has its weights. attention: they do not
+matter without attention."""
 
 FIELDS = [
     name
     for name, annotation in CanonLMConfig.__annotations__.items()
-    if name not in SIZES and get_origin(annotation) is not ClassVar
+    if name not in GROUPS["sizes"] | GROUPS["unnamed"] and get_origin(annotation) is not ClassVar
 ]
-"""The fields of `CanonLMConfig` that a name decides."""
-
-OF_TRAINING = {
-    *("initializer", "initializer_range", "init_base_std", "init_std_factor"),
-    *("z_loss", "z_loss_weight", "router_loss_weight"),
-}
-"""Those that do not matter once a model has its weights."""
-
-OF_ATTENTION = {
-    *("num_key_value_heads", "head_dim", "rope_dim", "rope_heads", "rope_theta", "alibi", "qk_norm"),
-    *("attention_bias", "attention_dropout"),
-}
-"""Those that do not matter without attention."""
+"""The fields that a name decides."""
 
 
 class Base(NamedTuple):
@@ -65,10 +70,12 @@ class Base(NamedTuple):
         """The settings that are options of the mixer."""
         return {key: self.settings[key] for key in self.settings if key in self.mixer.Options.__dataclass_fields__}
 
-    @property
-    def full_canon(self) -> str:
-        """The sites of a bare `+canon`. A short convolution already does what Canon-B would do."""
-        return "ACD" if self.mixer.recurrent else "ABCD"
+    def canon(self, modifiers: Mapping[str, str | None], mlp: str) -> dict[str, Variant]:
+        """Its Canon sites: those of `+canon`, if it is one of the modifiers, and b with a short convolution."""
+        sites = {"b": Variant()} if self.short_conv else {}
+        if "canon" in modifiers:
+            sites |= canon_sites.of_modifier(modifiers["canon"], recurrent=self.mixer.recurrent, mlp=mlp)
+        return sites
 
 
 @dataclass(frozen=True)
@@ -92,17 +99,15 @@ def split_names(text: str) -> list[str]:
     Commas in braces separate settings, and a group of Canon sites belongs to the `+canon=` before it.
     """
     names: list[str] = []
+    group = re.compile(rf"[{''.join(canon_sites.letters())}]+(:\w+)*(\+|$)")
     for part in re.split(r",(?![^{}]*\})", text):
-        if names and "+canon=" in names[-1] and _GROUP.match(part.strip()):
+        if names and "+canon=" in names[-1] and group.match(part.strip()):
             names[-1] += f",{part.strip()}"
         else:
             names.append(part.strip())
     if bare := [name for name in names if "=" in re.split(r"[{+]", name, maxsplit=1)[0]]:  # the shell expanded braces
         raise expected("arch", "quotes around names with braces: 'llama{num_key_value_heads=2,head_dim=16}'", bare[0])
     return names
-
-
-_GROUP = re.compile(rf"[{canon_sites.LETTERS}B]+(:\w+)*(\+|$)")
 
 
 # -- the other modifiers ----------------------------------------------------------------------------------------------
@@ -223,8 +228,7 @@ def resolve(arch: str, *, hidden_size: int, num_heads: int, head_dim: int | None
     if mixers != ["attention"]:
         fields["mixers"] = mixers
     if not {"canon_set", "canon_sets"} & fields.keys():
-        without = {"moe": "D", "none": "CD"}.get(fields.get("mlp", ""), "")
-        sites = [_sites(base, added, without) for base in layers]
+        sites = [canon_sites.write(base.canon(added, fields.get("mlp", "gated"))) for base in layers]
         if len(set(sites)) > 1:
             fields["canon_sets"] = sites
         elif sites[0]:
@@ -266,19 +270,6 @@ def _checked(name: str, mixer: type[Mixer], settings: dict[str, Any]) -> dict[st
     return settings
 
 
-def _sites(base: Base, added: Mapping[str, str | None], without: str) -> str:
-    """The Canon sites of a base: those of `+canon`, and b if the base has a short convolution."""
-    text = ""
-    if "canon" in added:
-        text = (":" if added["canon"] is None else added["canon"]).rstrip(":")
-        if added["canon"] is None or text.startswith(":"):
-            text = "".join(site for site in base.full_canon if site not in without) + text
-        if not text or "b" in canon_sites.parse(text, key="+canon"):
-            raise expected("+canon", "sites such as +canon=AC (not b, which NAME-conv leaves out)", text)
-    sites = canon_sites.parse(text, key="+canon")
-    return canon_sites.write(sites | ({"b": Variant()} if base.short_conv else {}))
-
-
 # -- settings in braces -----------------------------------------------------------------------------------------------
 
 
@@ -313,48 +304,58 @@ def written_settings(settings: Mapping[str, Any]) -> str:
 
 
 def name_of(config: CanonLMConfig, *, trained: bool = False) -> str:
-    """The complete name of a configuration, from which `resolve` restores all fields but the sizes. With `trained`,
-    fields that only set initial weights and the training loss are left out."""
+    """The complete name of a configuration, from which `resolve` restores all fields but the sizes: the one that it
+    keeps, or if it does not describe it, the shortest. With `trained`, fields that only set initial weights and the
+    training loss are left out."""
     mixers = list(dict.fromkeys(config.mixers))
     if trained:
-        config, fresh = copy.copy(config), CanonLMConfig(mixers=mixers, num_hidden_layers=len(mixers))
-        for key in OF_TRAINING:
+        fresh = CanonLMConfig(mixers=mixers, num_hidden_layers=len(mixers), mlp=config.mlp)
+        config = copy.copy(config)
+        for key in GROUPS["training"]:
             setattr(config, key, getattr(fresh, key))
-    layers = [canon_sites.parse(text) for text in config.canon_texts]
-    canon = {canon_sites.write({site: sites[site] for site in sites if site != "b"}) for sites in layers}
-    flags = {text.partition(":")[2] for text in canon if text and "," not in text}
-    spellings = [
-        "",
-        *(f"+canon={sites}" for sites in canon if sites),
-        *(f"+canon:{f}" if f else "+canon" for f in flags),
-    ]
-    names = []
-    for bases_ in itertools.product(*(MIXERS[mixer].architectures for mixer in mixers)):
-        for spelling in spellings:
-            name = _complete(config, dict(zip(mixers, bases_, strict=True)), spelling)
-            names += [name] if name is not None else []
-    if not names:
+    if config.arch is not None and _is_named(config, config.arch):
+        return config.arch
+    choices = itertools.product(*(MIXERS[mixer].architectures for mixer in mixers))
+    names = [_complete(config, dict(zip(mixers, chosen, strict=True))) for chosen in choices]
+    if not any(names):
         raise ValueError("no architecture name describes this configuration")
-    return min(names, key=len)
+    return min(filter(None, names), key=len)
 
 
-def _complete(config: CanonLMConfig, names: Mapping[str, str], canon: str) -> str | None:
+def _canon_of(config: CanonLMConfig) -> str:
+    """The modifier `+canon` that stands for the sites of all layers; "" if there is none."""
+    layers = [{x: v for x, v in canon_sites.parse(text).items() if x != "b"} for text in config.canon_texts]
+    texts = list(dict.fromkeys(filter(None, map(canon_sites.write, layers))))
+    endings = [text[text.index(":") :] if ":" in text else None for text in texts if "," not in text]
+    recurrent = [MIXERS[mixer].recurrent for mixer in config.mixers]
+    for value in [*endings, *texts]:
+        try:
+            named = [canon_sites.of_modifier(value, recurrent=each, mlp=config.mlp) for each in recurrent]
+        except ValueError:  # a variant that some of the usual sites do not take
+            continue
+        if named == layers:
+            return "+canon" + ("" if value is None else value if value.startswith(":") else f"={value}")
+    return ""
+
+
+def _complete(config: CanonLMConfig, names: Mapping[str, str]) -> str | None:
     """The name with these bases, by mixer; fields that no modifier sets are in braces. None if there is none."""
-    known = bases()
+    known, canon = bases(), _canon_of(config)
     layers = [
         (names[mixer], mixer, known[names[mixer]][1].short_conv and "b" not in config.sites(i))
         for i, mixer in enumerate(config.mixers)
     ]
-    lengths = (n for n in range(1, len(layers) + 1) if layers == layers[:n] * (len(layers) // n))
-    pattern = layers[: next(lengths)]
+    pattern = _pattern(layers)
 
-    def written(settings: Mapping[str, Mapping[str, Any]], modifiers: str) -> str:
-        parts = [f"{name}{'-conv' * bare}{written_settings(settings.get(mixer, {}))}" for name, mixer, bare in pattern]
+    def written(settings: Mapping[tuple[str, str], Any], modifiers: str) -> str:
+        parts = [
+            f"{name}{'-conv' * bare}" + written_settings({key: x for (of, key), x in settings.items() if of == mixer})
+            for name, mixer, bare in pattern
+        ]
         return ".".join(parts) + modifiers
 
     try:
-        plain = _of_name(config, written({}, canon))
-        modifiers = canon
+        modifiers, plain = canon, _of_name(config, written({}, canon))
         for name, modifier in MODIFIERS.items():
             value = False if name == "frozen" else modifier.write(config)
             if value is not False and value is not True:
@@ -362,14 +363,19 @@ def _complete(config: CanonLMConfig, names: Mapping[str, str], canon: str) -> st
                 if any(_value(config, key) != _value(plain, key) for key in fields):
                     modifiers += f"+{name}" + ("" if value is None else f"={value}")
         near = _of_name(config, written({}, modifiers))
-        settings = {mixer: _options(config, mixer, near) for mixer in names}
-        different = {key: _value(config, key) for key in FIELDS if _value(config, key) != _value(near, key)}
-        for key in different.keys() - {"mixers", "mixer_options"}:
-            # In the braces of a mixer that has no option of that name.
-            mixer = next(mixer for _, mixer, _ in pattern if key not in MIXERS[mixer].Options.__dataclass_fields__)
-            settings[mixer][key] = _pattern(different[key])
-        for mixer, key in [(mixer, key) for mixer, each in settings.items() for key in each]:
-            fewer = {**settings, mixer: {k: v for k, v in settings[mixer].items() if k != key}}
+        settings = {
+            (mixer, key): value
+            for mixer in names
+            for key, value in config.mixer_options.get(mixer, {}).items()
+            if value != near.mixer_options.get(mixer, {}).get(key)
+        }
+        for key in FIELDS:
+            if key not in ("mixers", "mixer_options") and _value(config, key) != _value(near, key):
+                # In the braces of a mixer that has no option of that name.
+                mixer = next(mixer for _, mixer, _ in pattern if key not in MIXERS[mixer].Options.__dataclass_fields__)
+                settings[mixer, key] = _pattern(_value(config, key))
+        for setting in list(settings):
+            fewer = {other: value for other, value in settings.items() if other != setting}
             if _is_named(config, written(fewer, modifiers)):  # it follows from another setting
                 settings = fewer
         name = written(settings, modifiers)
@@ -389,7 +395,7 @@ def _is_named(config: CanonLMConfig, name: str) -> bool:
 
 def _value(config: CanonLMConfig, key: str) -> Any:
     """The value of a field; Canon sites are compared layer by layer, in `canon_sets`."""
-    if key == "canon_set" or (key in OF_ATTENTION and "attention" not in config.mixers):
+    if key == "canon_set" or (key in GROUPS["attention"] and "attention" not in config.mixers):
         return None
     # In a list in braces, commas separate layers, and semicolons groups of sites.
     return [text.replace(",", ";") for text in config.canon_texts] if key == "canon_sets" else getattr(config, key)
@@ -402,15 +408,9 @@ def _pattern(value: Any) -> Any:
     return next(value[:n] for n in range(1, len(value) + 1) if value == value[:n] * (len(value) // n))
 
 
-def _options(config: CanonLMConfig, mixer: str, near: CanonLMConfig) -> dict[str, Any]:
-    """The options of a mixer that differ from those in `near`."""
-    other = near.mixer_options.get(mixer, {})
-    return {key: value for key, value in config.mixer_options.get(mixer, {}).items() if value != other.get(key)}
-
-
 def _of_name(config: CanonLMConfig, name: str) -> CanonLMConfig:
     """The configuration of that name at the sizes of `config`."""
     fields = resolve(
         name, hidden_size=config.hidden_size, num_heads=config.num_attention_heads, head_dim=config.head_dim
     )
-    return CanonLMConfig(**{**{key: getattr(config, key) for key in SIZES}, **fields})
+    return CanonLMConfig(**{**{key: getattr(config, key) for key in GROUPS["sizes"] | GROUPS["unnamed"]}, **fields})

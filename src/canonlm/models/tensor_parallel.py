@@ -29,15 +29,11 @@ from canonlm.models.mixers.base import MIXERS, Mixer
 from canonlm.models.modeling import CanonLMForCausalLM
 from canonlm.models.norm import RMSNorm
 
-MLP = {
-    **dict.fromkeys(("gate_proj", "up_proj"), "columns"),
-    **dict.fromkeys(("canonD_gate", "canonD_up"), "channels"),
-    "down_proj": "rows",
-}
+MLP = {"gate_proj": "columns", "up_proj": "columns", "down_proj": "rows"}
 """How each part of an MLP is split; for the parts of a mixer, see `Mixer.tensor_parallel`.
 
 columns: by outputs; rows: by inputs, results are summed over the group; channels: with the channels that are split
-elsewhere; norm: the same, but its mean is over the entire group."""
+elsewhere, as are Canon layers inside mixers and MLPs; norm: the same, but its mean is over the entire group."""
 
 
 def check(config: CanonLMConfig, tp: int) -> None:
@@ -62,8 +58,8 @@ def check(config: CanonLMConfig, tp: int) -> None:
 def split_layer(layer: nn.Module, mesh: DeviceMesh) -> None:
     """Split a decoder layer that is complete, and the same, on every device of `mesh`; without communication."""
     replicated = Replicate()
-    for name, part in layer.named_children():
-        if name.startswith("canon") or name.endswith("norm"):
+    for part in layer.children():
+        if isinstance(part, CanonLayer | RMSNorm):
             parallelize_module(part, mesh, OnThisDevice(replicated), src_data_rank=None)
             continue
         _split(part, part.tensor_parallel if isinstance(part, Mixer) else MLP, mesh)
@@ -80,7 +76,7 @@ def _split(module: nn.Module, plan: dict[str, str], mesh: DeviceMesh) -> None:
         "channels": lambda: OnThisDevice(Shard(0)),
     }
     for name, part in list(module.named_children()):
-        if (how := plan.get(name)) == "norm":
+        if (how := plan.get(name, "channels" if isinstance(part, CanonLayer) else None)) == "norm":
             module.add_module(name, ShardedRMSNorm(cast(RMSNorm, part), mesh))
         elif how is not None:
             parallelize_module(part, mesh, styles[how](), src_data_rank=None)
@@ -88,10 +84,10 @@ def _split(module: nn.Module, plan: dict[str, str], mesh: DeviceMesh) -> None:
 
 def split_ends(model: CanonLMForCausalLM, mesh: DeviceMesh) -> None:
     """Split the embedding and the head."""
+    complete = [name for name, part in model.model.named_children() if isinstance(part, CanonLayer | RMSNorm)]
     plan = {
         "model.embed_tokens": RowwiseParallel(input_layouts=Replicate()),
-        "model.canonE": OnThisDevice(Replicate()),
-        "model.norm": OnThisDevice(Replicate()),
+        **{f"model.{name}": OnThisDevice(Replicate()) for name in complete},
         "lm_head": ColwiseParallel(output_layouts=Replicate()),
     }
     parallelize_module(model, mesh, plan, src_data_rank=None)

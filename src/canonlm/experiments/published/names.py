@@ -5,7 +5,6 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from canonlm.experiments.published.benchmarks import DIFFICULTIES
@@ -19,13 +18,8 @@ _TITLES = {
 }
 """Base architectures as the release and the paper write them."""
 
-_VARIANT = {"canon_residual": "residual", "canon_frozen": "frozen", "canon_activation": "activation",
-            "canon_bias": "bias", "canon_kernel": "kernel"}  # fmt: skip
-"""Fields of a configuration, and what `canonlm.canon.sites.Variant` calls them."""
-
-_WORDS = {"residual": (False, "no-res"), "frozen": (True, "frozen"), "activation": (True, "silu"),
-          "bias": (True, "bias")}  # fmt: skip
-"""The value of a variant's field that has a word in the release, and the word."""
+_WORDS = {"nores": "no-res", "frozen": "frozen", "silu": "silu", "bias": "bias"}
+"""Variants that have a word in the release, and the word; it has one for the kernel size, too."""
 
 _OF_DATA = ("bos_token_id", "eos_token_id")
 
@@ -57,19 +51,17 @@ def split_arch(arch: str, fields: Mapping[str, Any] | None = None) -> tuple[str,
 
 def _canon_cell(text: str, fields: Mapping[str, Any]) -> str:
     """Canon sites as the release writes them, `AC(no-res,k3)`; in our notation if it has no word, `KVOM:scaled`."""
-    from canonlm.canon.sites import Variant, parse, write
+    from canonlm.canon.sites import SITES, Variant, parse, write
+    from canonlm.models.config import OF_CANON
 
-    usual = Variant(**{_VARIANT[key]: fields[key] for key in _VARIANT if key in fields})
+    usual = Variant(**{name: fields[key] for key, name in OF_CANON.items() if key in fields})
     sites = parse(text, default=usual)
-    variants = {variant for letter, variant in sites.items() if letter != "b"}
-    if not sites or len(variants) != 1:
+    letters, *flags = write({letter: variant for letter, variant in sites.items() if SITES[letter].forms}).split(":")
+    known = [flag for flag in _WORDS if flag in flags] + [flag for flag in flags if re.fullmatch(r"k\d+", flag)]
+    if not letters or "," in letters or len(known) < len(flags):
         return write(sites) or "none"
-    [variant] = variants
-    if variant != replace(Variant(), **{name: getattr(variant, name) for name in _VARIANT.values()}):
-        return write(sites)
-    flags = [word for name, (value, word) in _WORDS.items() if getattr(variant, name) == value]
-    flags += [f"k{variant.kernel}"] * (variant.kernel != 4)
-    return write(dict.fromkeys(sites, Variant())) + (f"({','.join(flags)})" if flags else "")
+    words = ",".join(_WORDS.get(flag, flag) for flag in known)
+    return write(dict.fromkeys(sites, Variant())) + (f"({words})" if words else "")
 
 
 def setting_of(task: Mapping[str, Any]) -> str:

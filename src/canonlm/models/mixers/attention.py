@@ -7,7 +7,7 @@ from transformers import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
-from canonlm.models.apply_canon import run_rotary, run_site
+from canonlm.models.apply_canon import Slot, run_rotary, run_site
 from canonlm.models.cache import Layout
 from canonlm.models.mixers.base import Architecture, Mixer, register
 from canonlm.models.norm import RMSNorm
@@ -46,7 +46,6 @@ class Attention(Mixer):
     }
     tensor_parallel: ClassVar = {
         **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "columns"),
-        **dict.fromkeys(("canonB_q", "canonB_k", "canonB_v"), "channels"),
         **dict.fromkeys(("q_norm", "k_norm"), "norm"),
         "o_proj": "rows",
     }
@@ -91,9 +90,10 @@ class Attention(Mixer):
         heads, rotated = None, (self.config.rope_heads, self.config.rope_heads // self.num_key_value_groups, 0)
         if self.state_idx >= 0:
             canons = [getattr(self, f"canonB_{name}", None) for name in "qkv"]
-            heads = run_rotary(canons, (q, k, v), rotary, self.head_dim, rotated, layout, past_key_values)
+            slot = Slot(layout, past_key_values, self.layer_idx, self.state_idx)
+            heads = run_rotary(canons, (q, k, v), rotary, self.head_dim, rotated, slot)
             if heads is None:
-                q, k, v = run_site(canons, (q, k, v), layout, past_key_values, self.layer_idx, self.state_idx, x_BTD)
+                q, k, v = run_site(canons, (q, k, v), slot, x_BTD)
         if heads is None:
             heads = [x.unflatten(-1, (-1, self.head_dim)) for x in (q, k, v)]
             if rotary is not None:

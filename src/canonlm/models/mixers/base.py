@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import nn
 
+from canonlm.canon.sites import members
 from canonlm.canon.variants import make_canon
-from canonlm.core.errors import expected
+from canonlm.models.settings import check_divides, check_positive
 
 if TYPE_CHECKING:
     from canonlm.models.config import CanonLMConfig
@@ -40,16 +41,8 @@ class Options:
     def complete(self, config: "CanonLMConfig") -> None:
         """Derive and check the options, from the general fields. InvalidSetting for wrong ones."""
 
-    def check_positive(self, *keys: str) -> None:
-        for key in keys:
-            value = getattr(self, key)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise expected(key, "an integer >= 1", value)
-
-    def check_divides(self, key: str, total_key: str) -> None:
-        self.check_positive(key)
-        if (total := getattr(self, total_key)) % getattr(self, key):
-            raise expected(key, f"a divisor of {total_key} = {total}", getattr(self, key))
+    check_positive = check_positive
+    check_divides = check_divides
 
 
 class Mixer(nn.Module):
@@ -75,10 +68,9 @@ class Mixer(nn.Module):
 
         widths: channels by projection. head_dims: of a head in each, which variants by head need.
         """
-        canons = self.config.canons(self.layer_idx)
+        canons, sites = self.config.canons(self.layer_idx), members("B")
         for name, width in widths.items():
-            variant = canons.get(name.upper() if name in ("q", "k", "v") else "Q")
-            if variant is not None:
+            if (variant := canons.get(name.upper() if name.upper() in sites else sites[0])) is not None:
                 head_dim, input_size = (head_dims or {}).get(name), self.config.hidden_size
                 self.add_module(f"canonB_{name}", make_canon(variant, width, head_dim=head_dim, input_size=input_size))
 

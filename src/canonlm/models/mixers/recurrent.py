@@ -9,7 +9,7 @@ from transformers import Cache
 
 from canonlm.canon.layer import CanonLayer
 from canonlm.core.errors import expected
-from canonlm.models.apply_canon import run_site
+from canonlm.models.apply_canon import Slot, run_site
 from canonlm.models.cache import Layout, read_recurrence, write_recurrence
 from canonlm.models.initialize import Fill, normal, start_with
 from canonlm.models.mixers.base import DERIVED, Mixer, Options
@@ -102,13 +102,14 @@ class RecurrentMixer(Mixer):
         cache: Cache | None,
         mixer_input: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """Apply site b or B to the projections that have it. `mixer_input` is what they were projected from."""
+        """Apply site b or B, or another inside the mixer, to the projections that have it. `mixer_input` is what they
+        were projected from."""
         if site not in self.sites:
             return inputs
-        pattern = "{}_conv1d" if site == "b" else "canonB_{}"
+        pattern = "{}_conv1d" if site == "b" else f"canon{site}_{{}}"
         layers: list[Any] = [getattr(self, pattern.format(name), None) for name in inputs]
-        state_idx = self.sites.index(site)
-        outputs = run_site(layers, list(inputs.values()), layout, cache, self.layer_idx, state_idx, mixer_input)
+        slot = Slot(layout, cache, self.layer_idx, self.sites.index(site))
+        outputs = run_site(layers, list(inputs.values()), slot, mixer_input)
         return dict(zip(inputs, outputs, strict=True))
 
 

@@ -20,7 +20,7 @@ _NOT_COMPUTED_WITH = {
     *("canon_sets", "canon_frozen", "num_experts", "expert_capacity", "router_loss_weight", "attention_dropout"),
     *("z_loss", "z_loss_weight"),
     *("initializer", "initializer_range", "init_base_std", "init_std_factor", "init_seed", "zeyuan_layernorm"),
-    *("use_cache", "max_position_embeddings", "pad_token_id", "bos_token_id", "eos_token_id"),
+    *("use_cache", "max_position_embeddings", "pad_token_id", "bos_token_id", "eos_token_id", "arch"),
 }
 """Our fields that an export may lose: initial weights, losses, generation, and what another field decides."""
 

@@ -1,0 +1,67 @@
+"""Checks of settings: types, ranges and choices, each with a one-line error that names the setting."""
+
+import math
+from types import UnionType
+from typing import Any, ClassVar, get_args, get_origin
+
+from canonlm.core.errors import expected
+
+MAX_SIZE = 2**31 - 1
+"""Max of any integer field: a larger value is a mistake."""
+
+
+def check_type(key: str, value: object, annotation: Any, default: object) -> None:
+    """ValueError if a value does not have its field's type. None is valid if it is the default."""
+    if get_origin(annotation) is ClassVar or (value is None and default is None):
+        return
+    if not _fits(value, annotation):
+        kinds = [_TYPES[kind] for kind in (annotation, *get_args(annotation)) if kind in _TYPES]
+        raise expected(key, kinds[0] if kinds else "a value of another type", value)
+    if isinstance(value, int) and abs(value) > MAX_SIZE and "seed" not in key:
+        raise expected(key, f"at most {MAX_SIZE:,}", value)
+
+
+_TYPES: dict[Any, str] = {
+    **{
+        int: "an integer",
+        float: "a number",
+        bool: "true or false",
+        str: "a string",
+        list[str]: "a list of strings, one per layer or repeating",
+    },
+    dict[str, dict[str, Any]]: "{mixer: {option: value}}",
+}
+
+
+def _fits(value: object, annotation: Any) -> bool:
+    origin, parts = get_origin(annotation) or annotation, get_args(annotation)
+    if origin is UnionType:
+        return any(_fits(value, part) for part in parts)
+    if origin is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
+    if origin is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if origin is list:
+        return isinstance(value, list | tuple) and all(_fits(item, parts[0]) for item in value)
+    if origin is dict:
+        pairs = value.items() if isinstance(value, dict) else [(None, None)]
+        return all(_fits(key, parts[0]) and _fits(item, parts[1]) for key, item in pairs)
+    return origin is Any or not isinstance(origin, type) or isinstance(value, origin)
+
+
+def check_positive(settings: Any, *keys: str) -> None:
+    for key in keys:
+        value = getattr(settings, key)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise expected(key, "an integer >= 1", value)
+
+
+def check_divides(settings: Any, key: str, total_key: str) -> None:
+    check_positive(settings, key)
+    if (total := getattr(settings, total_key)) % getattr(settings, key):
+        raise expected(key, f"a divisor of {total_key} = {total}", getattr(settings, key))
+
+
+def check_choice(settings: Any, key: str, choices: tuple[str, ...]) -> None:
+    if getattr(settings, key) not in choices:
+        raise expected(key, " or ".join(f'"{choice}"' for choice in choices), getattr(settings, key))
