@@ -109,9 +109,8 @@ def work(
         raise expected("--jobs", "an integer >= 1", jobs)
     with writing("--out", root):
         folder = make_folder(root, "leases")
-    worker = _Worker(folder, plan, jobs, local.gpus() if devices is None else devices, on_event, interval,
-                     start or _start, on_poll, tries)  # fmt: skip
-    return worker.run()
+    on = local.gpus() if devices is None else devices
+    return _Worker(folder, plan, jobs, on, on_event, on_poll, interval, start or _start, tries).run()
 
 
 def state(root: Path, plan: Plan) -> list[Row]:
@@ -143,24 +142,21 @@ class _Running(NamedTuple):
     checkpoint: str  # the newest when it started
 
 
+@dataclass
 class _Worker:
-    def __init__(
-        self,
-        folder: Path,
-        plan: Plan,
-        jobs: int,
-        devices: Sequence[str],
-        on_event: Callable[[Event], None],
-        interval: float,
-        start: Start,
-        on_poll: Callable[[], None],
-        tries: int,
-    ) -> None:
-        self.folder, self.plan, self.jobs, self.devices, self.start = folder, plan, jobs, devices, start
-        self.on_event, self.on_poll, self.tries = on_event, on_poll, tries
-        self.leases = Leases(folder, interval)
-        self.heartbeat = _Heartbeat(interval)
-        self.pause = min(POLL_SECONDS, interval / 4)
+    folder: Path  # of the leases
+    plan: Plan
+    jobs: int
+    devices: Sequence[str]
+    on_event: Callable[[Event], None]
+    on_poll: Callable[[], None]
+    interval: float
+    start: Start
+    tries: int
+
+    def __post_init__(self) -> None:
+        self.leases, self.heartbeat = Leases(self.folder, self.interval), _Heartbeat(self.interval)
+        self.pause = min(POLL_SECONDS, self.interval / 4)
         self.total, self.todo = 0, deque[PlannedRun]()
         self.held: list[PlannedRun] = []  # by other workers; or just failed, so that other runs come first
         self.plan_outdated = False  # whether something was settled since the last call of `plan`
