@@ -82,6 +82,12 @@ def test_frames_round_trip(rows):
     assert table.read_text(text).equals(numbers)
 
 
+def test_files_of_earlier_versions_are_read():
+    numbers = table.read_text("source,model,value,stderr,n\nyours,'=a,0.5,,7\n")
+    assert numbers.row(0) == ("yours", "=a", 0.5, None, 7)
+    assert numbers.columns[-1] == "total"
+
+
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
 def test_downloads_of_the_pages_do_the_same():
     script = (

@@ -22,6 +22,10 @@ class Outcome:
     def final(self) -> Evaluation:
         return self.evals[-1]
 
+    def first_step(self, slices: Sequence[str], threshold: float) -> int | None:
+        """The first evaluated step with at least that accuracy, if there is one."""
+        return next((row.step for row in self.evals if accuracy(row, slices) >= threshold), None)
+
     def __post_init__(self) -> None:
         if not self.evals or self.steps < 1 or self.evals[-1].step != self.steps:
             raise ValueError("a finished run has an evaluation after its last step")
@@ -77,7 +81,5 @@ def accuracy(row: Evaluation, slices: Sequence[str]) -> float:
 def step_at(outcome: Outcome, slices: Sequence[str], threshold: float) -> float:
     """The first evaluated step with at least that accuracy, as a share of the training; for a run without one, the
     training and one evaluation interval more."""
-    for row in outcome.evals:
-        if accuracy(row, slices) >= threshold:
-            return row.step / outcome.steps
-    return 1 + outcome.evals[0].step / outcome.steps
+    step = outcome.first_step(slices, threshold)
+    return 1 + outcome.evals[0].step / outcome.steps if step is None else step / outcome.steps

@@ -51,10 +51,7 @@ class Arm:
 
     def solved_at(self, threshold: float, slices: Sequence[str]) -> list[int | None]:
         """For each run: the first evaluated step with that accuracy, or None."""
-        return [
-            next((row.step for row in outcome.evals if accuracy(row, slices) >= threshold), None)
-            for outcome in self.outcomes
-        ]
+        return [outcome.first_step(slices, threshold) for outcome in self.outcomes]
 
 
 @dataclass(frozen=True)
