@@ -1,13 +1,14 @@
-"""A grid of runs on a terminal and in a log, and one line for an evaluation of any task."""
+"""A grid of runs on a terminal, in a log and on its page, and one line for an evaluation of any task."""
 
 import io
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
-from canonlm.cli.live import GridLines, grid_table, short_name
+from canonlm.cli.live import PAGE_SECONDS, GridLines, LivePage, grid_table, short_name
 from canonlm.launch.grid import PlannedRun
 from canonlm.launch.plan import START_SECONDS
 from canonlm.launch.play import Progress
@@ -132,3 +133,38 @@ def test_other_scales_are_left_to_the_report():
     answer = scores("brevo", row)
     assert answer.endswith(" 0.50")
     assert "depth" not in answer
+
+
+@pytest.fixture
+def written(monkeypatch):
+    """The calls that would write a page: whether it was live, and the time."""
+    calls = []
+    monkeypatch.setattr("canonlm.cli.live.load_play", lambda folder: folder)
+    monkeypatch.setattr("canonlm.report.page.write_page", lambda play, out, live: calls.append(live))
+    return calls
+
+
+def in_states(*states):
+    return [SimpleNamespace(state=state) for state in states]
+
+
+def test_when_the_page_is_written(tmp_path, written):
+    now = [0.0]
+    page = LivePage(tmp_path, clock=lambda: now[0])
+    page(in_states("waiting", "waiting"))
+    assert written == [True]
+    now[0] = PAGE_SECONDS - 1
+    page(in_states("running", "waiting"))
+    assert written == [True]
+    page(in_states("finished", "waiting"))
+    assert written == [True, True]
+    now[0] += PAGE_SECONDS
+    page(in_states("finished", "running"))
+    assert written == [True, True, True]
+    page(in_states("finished", "failed"))
+    assert written == [True, True, True, False]
+
+
+def test_an_unwritable_page_does_not_stop_a_run(tmp_path):
+    LivePage(tmp_path / "nothing there")(in_states("running"))
+    assert list(tmp_path.iterdir()) == []
