@@ -60,7 +60,7 @@ def by_slices(x, weight, docs, state):
 
 
 @pytest.mark.parametrize("form", [ours, by_slices])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 10**6),
     batch=st.integers(0, 4),
@@ -125,7 +125,6 @@ def test_result_has_the_dtype_of_the_input_and_gradients_their_own(dtype, weight
     assert (y.dtype, x.grad.dtype, weight.grad.dtype) == (dtype, dtype, weight_dtype)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     lengths=st.lists(st.integers(0, 6), min_size=1, max_size=4),

@@ -58,7 +58,7 @@ def in_pytorch(*args):
         return causal_conv(args[0], args[1], doc_ids_BT=args[2], state_BCK=args[3])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 10**6),
     batch=st.integers(0, 3),

@@ -55,7 +55,7 @@ def doubles(inputs):
     return [x.detach().double().requires_grad_() for x in inputs]
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     seed=st.integers(0, 10**6),
     batch=st.integers(1, 2),

@@ -62,7 +62,7 @@ def results(form, inputs, *rest):
     return [y.detach(), *torch.autograd.grad(y, inputs, dy)]
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(
     seed=st.integers(0, 10**6),
     batch=st.integers(1, 2),
