@@ -1,20 +1,20 @@
 """Decoding with a cache, in any way, equals one uncached call on the whole.
 
-A case is a test with its arguments. Not every model runs every case: `pairwise.py` chooses runs in which every feature
-of a model meets every feature of a case.
+A case is a test with its arguments. Not every model runs every case: `decoding_cases.json` lists the fast and the slow
+models of each, in which every feature of a model (a mixer, a Canon site, an option) meets every feature of a case, and
+every case every mixer. A new model or case needs its own entries.
 """
 
 import copy
-import functools
 import itertools
+import json
+from pathlib import Path
 
 import pytest
 import torch
-from pairwise import fast_and_slow
 from torch.testing import assert_close
 from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 
-from canonlm.canon.sites import parse
 from canonlm.models.mixers import MIXERS
 
 OPTIONS = {"gla": {"linear_num_key_value_heads": 1, "clamp_min": -0.5}, "mamba2": {"mamba_state_size": 16}}
@@ -67,74 +67,25 @@ ROUNDED = {"atol": 1e-4, "rtol": 0, "check_dtype": False}  # `generate` returns 
 NEW = 12
 
 
-def features_of_model(options):
-    """Mixers and their mix, the layers that have each Canon site, and every other option as written."""
-    mixers, sets = set(options.get("mixers", ["attention"])), options.get("canon_sets", [options.get("canon_set", "")])
-    mix = "attention only" if mixers == {"attention"} else "hybrid" if "attention" in mixers else "recurrent only"
-    letters = [parse(sites) for sites in sets]
-    layers = {site: [site in sites for sites in letters] for site in "EAbKOCDM"}
-    variants = {(v.form, v.start, v.scaled) for sites in letters for v in sites.values()}
-    result = {f"{site}={'all' if all(has) else 'some' if any(has) else 'none'}" for site, has in layers.items()}
-    apart = {"mixers", "canon_set", "canon_sets", "num_hidden_layers"}
-    result |= {f"{key}={value}" for key, value in options.items() if key not in apart}
-    result |= {f"variant={form}-{start}{'-scaled' * scaled}" for form, start, scaled in variants}
-    result |= {f"mixer={mixer}" for mixer in mixers} | {f"mixers={'+'.join(sorted(mixers))}"}
-    canon = "nowhere" if not any(sets) else "everywhere" if all(set("ABCD") <= set(sites) for sites in sets) else "some"
-    return frozenset(result | {f"mix={mix}", f"canon={canon}"})
+LISTED = json.loads(Path(__file__).with_name("decoding_cases.json").read_text())
 
 
-MODEL_FEATURES = {name: features_of_model(options) for name, options in MODELS.items()}
-CASE_FEATURES = {}
-CASE_MODELS = {}  # those that can run the case
-USUAL = {"call": "forward", "cache": "dynamic", "chunks": "whole", "pads": "none", "documents": "one"}
-
-
-def is_recurrent(name):
-    return bool(set(MODELS[name].get("mixers", [])) - {"attention"})
-
-
-def cases(*features, only=None, **arguments):
-    """Declare a test's cases: the features that all of them have, and the values of each argument of the test.
-
-    `only`: "attention" or "recurrent" if no other models can run them. Values are a list or a dictionary by label. A
-    label is the feature's value (`cache=["static"]`), or the whole feature (`how={"cache=static": {…}}`).
-    """
+def cases(**arguments):
+    """Run a test on the models listed for each of its cases. An argument's values: a list, or a dictionary by label."""
     by_label = {name: each if isinstance(each, dict) else {str(v): v for v in each} for name, each in arguments.items()}
 
     def declare(test):
-        test.arguments, test.cases = ["model", *arguments], {}
+        parameters = []
         for labels in itertools.product(*by_label.values()):
-            case = f"{test.__name__}[{'-'.join(labels)}]"
-            own = [label if "=" in label else f"{name}={label}" for name, label in zip(by_label, labels, strict=True)]
-            by_key = USUAL | dict(feature.split("=") for feature in (*features, *own))
-            CASE_FEATURES[case] = frozenset(f"{key}={value}" for key, value in by_key.items())
-            kinds = {name: "recurrent" if is_recurrent(name) else "attention" for name in MODELS}
-            CASE_MODELS[case] = [name for name, kind in kinds.items() if only in (None, kind)]
+            case = "-".join(labels)
             values = [each[label] for each, label in zip(by_label.values(), labels, strict=True)]
-            test.cases[case] = ("-".join(labels), values)
-        return test
+            for speed, marks in (("fast", ()), ("slow", pytest.mark.slow)):
+                for model in LISTED[test.__name__][case][speed]:
+                    name = f"{model}-{case}" if case else model
+                    parameters.append(pytest.param(model, *values, id=name, marks=marks))
+        return pytest.mark.parametrize(("model", *arguments), parameters, indirect=["model"])(test)
 
     return declare
-
-
-@functools.cache
-def chosen():
-    """The fast and the slow (model, case) pairs."""
-    return fast_and_slow(MODEL_FEATURES, CASE_FEATURES, lambda model, case: model in CASE_MODELS[case])
-
-
-def pytest_generate_tests(metafunc):
-    """Every test that has `cases` runs the pairs chosen for it."""
-    if not hasattr(metafunc.function, "cases"):
-        return
-    parameters = []
-    for runs, marks in zip(chosen(), ((), pytest.mark.slow), strict=True):
-        for model, case in runs:
-            if case in metafunc.function.cases:
-                label, values = metafunc.function.cases[case]
-                name = f"{model}-{label}" if label else model
-                parameters.append(pytest.param(model, *values, id=name, marks=marks))
-    metafunc.parametrize(metafunc.function.arguments, parameters, indirect=["model"])
 
 
 @pytest.fixture
@@ -192,16 +143,14 @@ def static(model):
 CACHES = {"dynamic": dynamic, "static": static}
 
 
-@pytest.mark.every(3)
-@cases("call=generate", length=[1, 2, 9], cache=["dynamic", "static", None])
+@cases(length=[1, 2, 9], cache=["dynamic", "static", None])
 def test_greedy(model, length, cache):
     prompt = ids(2, length)
     how = {"use_cache": False} if cache is None else {"cache_implementation": cache}
     assert_close(generate(model, prompt, **how), greedy(model, prompt), **ROUNDED)
 
 
-@pytest.mark.every(2)
-@cases("call=generate", "dtype=float32")
+@cases()
 def test_greedy_in_float32(model):
     model.float()
     prompt = ids(2, 5)
@@ -211,16 +160,14 @@ def test_greedy_in_float32(model):
     assert_close(logits, expected_logits, **ROUNDED)
 
 
-@pytest.mark.every(3)
-@cases("call=generate", "choice=beams")
+@cases()
 def test_beams(model):
     prompt = ids(2, 3)
     result = [generate(model, prompt, num_beams=3, use_cache=use_cache)[0] for use_cache in (True, False)]
     assert torch.equal(*result)
 
 
-@pytest.mark.every(3)
-@cases("call=generate", "pads=left", cache=["dynamic", "static"])
+@cases(cache=["dynamic", "static"])
 def test_left_padded_batch(model, cache):
     lengths = [1, 2, 4, 9]  # shorter than the kernel, too
     prompt = ids(4, 9)
@@ -232,7 +179,7 @@ def test_left_padded_batch(model, cache):
         assert_close(logits[row], alone_logits[0], **ROUNDED)
 
 
-@cases("pads=right", cache=CACHES, chunks={"whole": [9], "uneven": [2, 1, 4, 2]})
+@cases(cache=CACHES, chunks={"whole": [9], "uneven": [2, 1, 4, 2]})
 def test_right_padded_prefill_then_decoding(model, cache, chunks):
     lengths, new = [1, 2, 4, 9], 6
     tokens = ids(4, 9 + new)
@@ -244,7 +191,7 @@ def test_right_padded_prefill_then_decoding(model, cache, chunks):
         assert_close(logits[row, real], whole(model, tokens[row : row + 1, real])[0], **EXACT)
 
 
-@cases("pads=left", "chunks=uneven", cache=CACHES)
+@cases(cache=CACHES)
 def test_prefill_in_uneven_chunks(model, cache):
     tokens = ids(2, 17)
     sizes = [1, 2, 1, 3, 2, 5, 1, 2]
@@ -276,8 +223,7 @@ CHUNKS = {
 }
 
 
-@pytest.mark.every(3)
-@cases("documents=packed", cache=CACHES, chunks=CHUNKS)
+@cases(cache=CACHES, chunks=CHUNKS)
 def test_packed_documents_then_decoding(model, cache, chunks):
     tokens = ids(2, 14)
     logits = in_chunks(model, tokens, chunks, cache(model), doc_ids=DOCUMENTS)
@@ -292,8 +238,7 @@ HOW = {
 }
 
 
-@pytest.mark.every(4)
-@cases("call=generate", "documents=packed", how=HOW)
+@cases(how=HOW)
 def test_generation_continues_the_last_document(model, how):
     prompt, doc_ids = ids(2, 11), DOCUMENTS[:, :11]  # two tokens each in the last document
     tokens, _ = generate(model, prompt, doc_ids=doc_ids, **how)
@@ -302,7 +247,7 @@ def test_generation_continues_the_last_document(model, how):
     assert torch.equal(tokens[:, -NEW:], alone[:, -NEW:])
 
 
-@cases("pads=inside", cache=CACHES, chunks={"whole": [15], "uneven": [5, 1, 5, 1, 3], "to inside": [6, 9]})
+@cases(cache=CACHES, chunks={"whole": [15], "uneven": [5, 1, 5, 1, 3], "to inside": [6, 9]})
 def test_padding_inside_rows(model, cache, chunks):
     """A token sees the real tokens before it, in one call and in pieces, as without padding."""
     gaps = [[], [3, 4, 5], [0, 1, 4, 6, 7, 8, 9, 10, 14], [1, 5]]
@@ -319,7 +264,7 @@ def test_padding_inside_rows(model, cache, chunks):
             assert_close(logits[row, real], expected, **EXACT)
 
 
-@cases("documents=packed", "chunks=uneven", pads=["left", "middle", "inside", "right"], cache=CACHES)
+@cases(pads=["left", "middle", "inside", "right"], cache=CACHES)
 def test_packed_and_padded(model, pads, cache):
     """Padding counts with the document before it, whatever its id, and takes no position."""
     tokens, doc_ids = ids(1, 12), torch.tensor([[0, 0, 0, 5, 5, 5, 5, 5, 5, 5, 5, 5]])
@@ -331,8 +276,7 @@ def test_packed_and_padded(model, pads, cache):
     assert_close(logits[mask != 0], documents_alone(model, tokens, doc_ids)[0], **EXACT)
 
 
-@pytest.mark.every(3)
-@cases("call=generate", "documents=packed", "choice=lookup", only="attention")
+@cases()
 def test_prompt_lookup_equals_greedy(model):
     prompt = ids(1, 6).repeat(1, 3)  # repeats itself, so that lookups succeed
     assert torch.equal(generate(model, prompt, prompt_lookup_num_tokens=4)[0], greedy(model, prompt)[0])
@@ -345,8 +289,7 @@ def test_prompt_lookup_equals_greedy(model):
 PACKED = {"documents=one": False, "documents=packed": True}
 
 
-@pytest.mark.every(2)
-@cases("chunks=uneven", only="attention", removed=[1, 3, 6], packed=PACKED, recorded_from=[0, 8])
+@cases(removed=[1, 3, 6], packed=PACKED, recorded_from=[0, 8])
 def test_cropping_is_exact(model, removed, packed, recorded_from):
     tokens, doc_ids = ids(2, 14), DOCUMENTS if packed else None
     expected = documents_alone(model, tokens, DOCUMENTS) if packed else whole(model, tokens)
@@ -365,7 +308,7 @@ def test_cropping_is_exact(model, removed, packed, recorded_from):
     assert_close(got, expected[:, 14 - removed :], **EXACT)
 
 
-@cases("chunks=uneven", "pads=right", "choice=lookup", only="attention")
+@cases()
 def test_a_recorded_past_has_no_padding_after_tokens(model):
     """Where a past is recorded, a state has a column for every token, padding included."""
     mask, cache = torch.ones(2, 6, dtype=torch.long), dynamic(model)
@@ -378,7 +321,7 @@ def test_a_recorded_past_has_no_padding_after_tokens(model):
         in_chunks(model, ids(2, 6), [6], cache, mask)
 
 
-@cases("choice=lookup", only="recurrent")
+@cases()
 def test_a_recurrent_state_refuses_to_rewind(model):
     """The library alone would crop the convolutions, keep the recurrent state, and generate wrong tokens."""
     tokens = ids(2, 14)
@@ -394,7 +337,7 @@ def test_a_recurrent_state_refuses_to_rewind(model):
         generate(model, ids(1, 6), prompt_lookup_num_tokens=4)
 
 
-@cases("chunks=uneven", cache=CACHES)
+@cases(cache=CACHES)
 def test_reset(model, cache):
     cache = cache(model)
     in_chunks(model, ids(2, 8), [5, 3], cache)
@@ -405,7 +348,7 @@ def test_reset(model, cache):
     assert_close(in_chunks(model, tokens, [2, 1, 4], cache), whole(model, tokens), **EXACT)
 
 
-@cases("chunks=uneven", "rows=moved", cache=CACHES)
+@cases(cache=CACHES)
 def test_rows_are_selected_and_repeated(model, cache):
     """As contrastive search and samplers that drop finished rows do."""
     tokens, cache = ids(3, 9), cache(model)
@@ -420,7 +363,7 @@ def test_rows_are_selected_and_repeated(model, cache):
     assert_close(in_chunks(model, tokens[rows][:, 6:], [1, 2], cache), whole(model, tokens[rows])[:, 6:], **EXACT)
 
 
-@cases("cache=without configuration")
+@cases()
 def test_a_cache_without_configuration_is_refused_before_it_is_used(model):
     cache = DynamicCache()
     if set(model.config.layer_types) == {"full_attention"}:
@@ -437,7 +380,7 @@ def test_a_cache_without_configuration_is_refused_before_it_is_used(model):
         model(ids(2, 7), past_key_values=moved_away)
 
 
-@cases("documents=too few ids")
+@cases()
 def test_doc_ids_must_cover_the_cache(model):
     cache = dynamic(model)
     in_chunks(model, ids(2, 4), [4], cache)

@@ -89,7 +89,7 @@ def token_by_token(moe, x_BTD, mask_BT):
     return torch.stack(rows).view_as(x_BTD), loss, sum(expected) - sum(taken)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     lengths=st.lists(st.integers(0, 9), min_size=1, max_size=3).filter(any),
     num_experts=st.integers(1, 6),

@@ -167,7 +167,7 @@ def configs(draw):
 
 
 @given(config=configs())
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 def test_a_name_determines_everything_but_sizes(config):
     """Two configurations with one name and equal sizes are equal, field by field."""
     name = name_of(config)

@@ -120,7 +120,7 @@ LINGUA = st.one_of(
 
 @pytest.mark.slow
 @given(st.tuples(st.just(False), RELEASE) | st.tuples(st.just(True), LINGUA))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_export_and_import_give_the_same_model(drawn):
     lingua, fields = drawn
     sizes = {"vocab_size": 7, "hidden_size": 49, "num_attention_heads": 7, "rope_dim": 0}
