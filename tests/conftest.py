@@ -10,10 +10,16 @@ from collections import Counter
 
 import pytest
 import yaml
+from hypothesis import HealthCheck, settings
 
 from canonlm.runs.rows import TIMINGS
 from canonlm.train.config import resolve
 from canonlm.train.load_config import merge
+
+# The same examples every time, on a busy machine too.
+settings.register_profile("tests", derandomize=True, deadline=None, max_examples=60,
+                          suppress_health_check=[HealthCheck.too_slow])  # fmt: skip
+settings.load_profile("tests")
 
 SETTINGS = {
     "arch": "llama+canon",

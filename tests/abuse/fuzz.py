@@ -9,6 +9,7 @@ The same seed tries the same cases in the same order. A failure is kept as a fol
 
 import argparse
 import json
+import math
 import shlex
 import shutil
 import subprocess
@@ -112,24 +113,24 @@ def _where(outcome: Outcome) -> str:
     return (lines[0] if outcome.stack else lines[-1]).replace(str(Path.cwd()), "")[:160] if lines else ""
 
 
-def fuzz(seconds: float, first: int, failures: Path | None, only: list[str]) -> dict:
-    """Try cases for `seconds`; returns the counts and the failures."""
+def fuzz(seconds: float, first: int, failures: Path | None, only: list[str], each: int | None = None) -> dict:
+    """Try cases for `seconds`, or `each` damages for every command; returns the counts and the failures."""
     shared = Path("/dev/shm")
     with tempfile.TemporaryDirectory(prefix="canonlm-fuzz-", dir=shared if shared.is_dir() else None) as place:
         fuzzer = Fuzzer(Path(place) / "fuzz", failures, only)
         print(f"undamaged folders and results are made; {len(fuzzer.cases)} commands", flush=True)
-        end = time.monotonic() + seconds
+        end = math.inf if each else time.monotonic() + seconds
         rota = [*fuzzer.cases, *([None] if fuzzer.settings else [])]
-        for number in count():
+        for number in range(len(rota)) if each else count():
             if time.monotonic() > end:
                 break
-            _round(fuzzer, rota[number % len(rota)], first * 1_000_000 + number, end)()
+            _round(fuzzer, rota[number % len(rota)], first * 1_000_000 + number, end, each or ROUND)()
     return _found(fuzzer.tried, fuzzer.ended, list(fuzzer.found.values()))
 
 
-def _round(fuzzer: Fuzzer, case: Case | None, number: int, end: float) -> Callable[[], None]:
+def _round(fuzzer: Fuzzer, case: Case | None, number: int, end: float, size: int) -> Callable[[], None]:
     @seed(number)
-    @settings(max_examples=ROUND, database=None, deadline=None, phases=[Phase.generate],
+    @settings(max_examples=size, database=None, deadline=None, phases=[Phase.generate],
               suppress_health_check=list(HealthCheck))  # fmt: skip
     @given(st.data())
     def attempts(data: st.DataObject) -> None:
@@ -170,6 +171,7 @@ def _found(tried: Counter[str], outcomes: Counter[str], failures: list[str]) -> 
 def main() -> int:
     parser = argparse.ArgumentParser(description="damage files, run our commands on them")
     parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--each", type=int, help="damages for every command, however long that takes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="fuzzers at once, from this seed on")
     parser.add_argument("--only", default="", help="names of commands in cases.py, with semicolons between them")
@@ -183,7 +185,7 @@ def main() -> int:
         result = jobs(options.jobs, options)
     else:
         only = [name for name in options.only.split(";") if name]
-        result = fuzz(options.seconds, options.seed, options.failures, only)
+        result = fuzz(options.seconds, options.seed, options.failures, only, options.each)
     if options.out:
         options.out.write_text(json.dumps(result, indent=1) + "\n")
     for name, number in result["by command"].items():

@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import re
 import shutil
 import sys
@@ -29,7 +28,6 @@ from canonlm.runs.watch import Watch
 
 HALF = {("k", 1): (50, 100), ("k", 2): (10, 100)}
 LONG = "x" * 100_000
-DIGITS = "9" * 5_000
 
 
 @pytest.fixture(scope="module")
@@ -74,98 +72,8 @@ def shown(folder):
     return console.file.getvalue() + "\n".join(lines), render(load_play(folder))
 
 
-def fifo(path):
-    path.unlink(missing_ok=True)
-    os.mkfifo(path)
-
-
-DAMAGE = {
-    "fifo": fifo,
-    "device": lambda path: (path.unlink(missing_ok=True), path.symlink_to("/dev/zero")),
-    "dangling": lambda path: (path.unlink(missing_ok=True), path.symlink_to("nowhere")),
-    "deep": lambda path: path.write_text("[" * 100_000),
-    "deep objects": lambda path: path.write_text('{"a":' * 3_000 + "1" + "}" * 3_000),
-    "deep below": lambda path: path.write_text('{"sections":' + "[" * 900 + "]" * 900 + "}"),
-    "deep yaml": lambda path: path.write_text("- " * 3_000),
-    "self": lambda path: path.write_text("&a {arch: *a, train: *a, task: *a}"),
-    "aliases": lambda path: path.write_text(
-        "a: &a [x, x, x, x, x, x, x, x, x, x]\n"
-        + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 10)}]\n" for a, b in zip("abcdefghi", "bcdefghij", strict=True))
-    ),
-    "digits": lambda path: path.write_text(f'{{"steps": {DIGITS}, "sections": {DIGITS}, "kind": "train"}}'),
-    "long line": lambda path: path.write_text('"' + "x" * (3 * rows.MAX_LINE)),
-}
-
-
-FILES = ["config.yaml", "metrics.jsonl", "result.json", "env.json", "data.json", "code.json", "task.json", "play.json"]
-
-
-def damaged_files():
-    """Every file with every damage. Without `slow`: every file and every damage once, and cases with more checks."""
-    for row, name in enumerate(FILES):
-        for column, damage in enumerate(DAMAGE):
-            asserted = name in ("metrics.jsonl", "result.json") and damage in ("fifo", "device")
-            fast = asserted or (row + column) % len(FILES) in (0, 3)
-            yield pytest.param(name, damage, marks=() if fast else pytest.mark.slow)
-
-
-@pytest.mark.parametrize(("name", "damage"), [*damaged_files()])
-def test_a_damaged_file_does_not_stop_a_report(play, name, damage):
-    hurt = [play] if name == "play.json" else [play / "runs" / "hurt", play / "runs" / "text"]
-    for folder in hurt:
-        DAMAGE[damage](folder / name)
-    text, page = shown(play)
-    assert "whole" in page
-    assert max(map(len, text.splitlines())) < 1_000
-    if name == "config.yaml":
-        assert "hurt: " in text
-    if name in ("metrics.jsonl", "result.json") and damage in ("fifo", "device"):
-        assert re.search(rf"hurt: .*{name}", text)
-
-
 def of_row(**changed):
     return json.dumps({**evaluation(60, HALF), **changed})
-
-
-def of_slice(**changed):
-    return of_row(slices=[{"slice": {"k": 1}, "correct": 1, "total": 2, **changed}])
-
-
-@pytest.mark.every(3)
-@pytest.mark.parametrize(
-    "row",
-    [
-        '{"kind": "eval", "step": 60, "slices": [{"slice": {"k": 1}, "correct": 1e308, "total": 1e308}]}',
-        '{"kind": "eval", "step": 1e300, "slices": [{"slice": {"k": 1}, "correct": 1, "total": 2}]}',
-        f'{{"kind": "eval", "step": {DIGITS[:4000]}, "slices": [{{"slice": {{"k": 1}}, "correct": 1, "total": 2}}]}}',
-        f'{{"kind": "eval", "step": 60, "slices": [{{"slice": {{"k": 1}}, "correct": {DIGITS}, "total": {DIGITS}}}]}}',
-        f'{{"kind": "train", "step": 60, "loss": {DIGITS[:4000]}}}',
-        '{"kind": "train", "step": 60, "loss": 1e308}\n{"kind": "train", "step": 70, "loss": 1e308}',
-        '{"kind": "train", "step": 60, "loss": -1e308, "tokens_per_s": 1e308, "lr": 1e308, "tokens": 1e308}',
-        of_row(measures={"kl": 1e308, LONG: 0.5, "bits_per_parameter": -1e308}),
-        of_row(measures={"kl": 10**280}),
-        of_row(loss=1e308),
-        of_slice(slice={"k": LONG}),
-        of_slice(slice={LONG: 1}),
-        of_slice(slice={"k": ["[" * 1000]}),
-        of_slice(slice={"k": 10**4000}),
-        of_row(kind=LONG, why="\x1b[2J\x9b2J\u2028"),
-        '{"kind": "eval", "step": 60, "slices": ' + "[" * 50_000,
-    ],
-    ids=lambda row: row[:40],
-)
-@pytest.mark.parametrize("final", [True, pytest.param(False, marks=pytest.mark.slow)])  # True: in both files
-def test_huge_numbers_and_long_names(play, row, final):
-    for name in ("whole", "hurt"):
-        with (play / "runs" / name / "metrics.jsonl").open("a") as file:
-            file.write(row + "\n")
-        if final:
-            text = f'{{"steps": 60, "num_parameters": 1e308, "tokens_per_s": 1e308, "final": {row.splitlines()[0]}}}'
-            (play / "runs" / name / "result.json").write_text(text)
-    text, page = shown(play)
-    assert max(map(len, text.splitlines())) < 1_000
-    assert len(max(re.findall("x+", page), key=len, default="")) <= 100
-    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029]", text)
 
 
 NAMES = [
@@ -238,15 +146,11 @@ def test_the_damaged_line_of_a_configuration_is_named(play):
         run_folder.read_config(path.parent)
 
 
-@pytest.mark.parametrize("damage", [*DAMAGE, "runs"])
-def test_a_damaged_play_folder_is_not_overwritten(play, damage):
-    path = play / "play.json"
-    if damage == "runs":
-        path.write_text('{"sections": [{"id": "", "command": "", "runs": [{}]}]}')
-    else:
-        DAMAGE[damage](path)
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"sections": [{"id": "", "command": "", "runs": [{}]}]}'])
+def test_a_damaged_play_folder_is_not_overwritten(play, content):
+    (play / "play.json").write_text(content)
     with pytest.raises(ValueError, match=r"^--out: expected a folder whose play\.json can be read"):
-        _sections(path)
+        _sections(play / "play.json")
 
 
 @pytest.mark.parametrize("name", [pytest.param("".join([*NAMES, "[red]x[/bold]"]), id="all"), *ONE_BY_ONE])

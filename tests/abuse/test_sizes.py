@@ -112,22 +112,6 @@ def test_untrusted_yaml(text, recipe, capsys):
     assert not os.path.exists("ran")
 
 
-@pytest.mark.parametrize("kind", ["fifo", "device", "folder", "loop", "missing", "large"])
-def test_what_is_not_a_file(kind, recipe, capsys):
-    recipe.unlink()
-    make = {
-        "fifo": lambda: os.mkfifo(recipe),
-        "device": lambda: recipe.symlink_to("/dev/zero"),
-        "folder": recipe.mkdir,
-        "loop": lambda: recipe.symlink_to(recipe),
-        "missing": lambda: None,
-        "large": lambda: os.truncate(os.open(recipe, os.O_CREAT | os.O_WRONLY), 2**35),
-    }
-    make[kind]()
-    for command in (["train", "run.yaml"], ["plan", "run.yaml"], ["recipes", "show", "run.yaml"]):
-        assert "run.yaml" in refused(capsys, command)
-
-
 def test_input_up_to_the_limits_is_accepted():
     assert parse_yaml("[" * MAX_DEPTH + "]" * MAX_DEPTH, "f")[0] is not None
     assert len(parse_yaml("[" + "1," * (MAX_NODES - 1) + "]", "f")[0]) == MAX_NODES - 1

@@ -32,7 +32,7 @@ class Workshop:
         for name in sorted({"recipe", *(case.base for case in cases)}):
             (place / name).mkdir()
             work = _and_tell(lambda name=name: bases.BASES[name](Path.cwd()) or 0)
-            outcome = run(work, place / name, self.notes, limit=120)
+            outcome = run(work, place / name, self.notes, limit=1200)  # it may compile samplers first
             if outcome.code != 0:
                 raise RuntimeError(f"base {name}: {outcome.err} {outcome}")
             self._load_as_it_did()
@@ -56,7 +56,7 @@ class Workshop:
         """Run a case undamaged and keep its result."""
         self.copy(case.base)
         work = _and_tell(lambda: command_in_fork(shlex.split(case.command)))
-        outcome = run(work, self.folder, self.notes, limit=60)
+        outcome = run(work, self.folder, self.notes, limit=600)
         self.before[case.name] = oracle.result(case, outcome, self.folder)
         self._load_as_it_did()
         wrong = list(oracle.complaints(case, outcome, self.folder, Damage(), None))

@@ -69,7 +69,7 @@ def cut(monkeypatch, task_size):
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.sampled_from(["", "<bos>", "\r\n", "\0"])
 
 
-@settings(derandomize=True, deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(found=st.lists(ANY_TEXT, min_size=1, max_size=30), tasks=st.integers(1, 4), escape=st.booleans())
 def test_any_documents_come_back_in_order(tmp_path_factory, found, tasks, escape):
     folder = tmp_path_factory.mktemp("any")
@@ -79,7 +79,7 @@ def test_any_documents_come_back_in_order(tmp_path_factory, found, tasks, escape
     assert documents(folder / "out", "train") == found
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(lines=st.lists(st.integers(0, 30), max_size=40), tasks=st.integers(1, 12), empty=st.integers(0, 2))
 def test_every_line_starts_in_one_share(tmp_path_factory, lines, tasks, empty):
     """This includes lines longer than a share, and several files, some of them empty."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from canonlm.data import index, shards
@@ -18,7 +18,6 @@ splits = st.lists(st.lists(documents, min_size=1, max_size=6), min_size=1, max_s
 
 
 @given(split=splits, dtype=st.sampled_from(["uint16", "uint32"]), data=st.data())
-@settings(derandomize=True, deadline=None, max_examples=60)
 def test_reading_equals_the_list_of_documents(prepared, split, dtype, data):
     tokens = [*chain(*chain(*split))]
     begins = {0, *accumulate(map(len, chain(*split)))} - {len(tokens)}

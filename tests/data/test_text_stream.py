@@ -44,7 +44,7 @@ def as_lists(batch):
 
 
 @given(split=shards, seq_len=st.integers(1, 20), isolate=st.booleans(), dtype=st.sampled_from(["uint16", "uint32"]))
-@settings(derandomize=True, deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_windows_in_order(prepared, split, seq_len, isolate, dtype):
     expected = brute_windows(split, seq_len, isolate)
     with tempfile.TemporaryDirectory() as folder:
@@ -71,7 +71,6 @@ def test_windows_in_order(prepared, split, seq_len, isolate, dtype):
     isolate=st.booleans(),
     first=st.integers(0, 200),
 )
-@settings(derandomize=True, deadline=None, max_examples=60)
 def test_a_window_is_the_one_described(prepared, mix, seed, seq_len, isolate, first):
     brute = {name: brute_windows(split, seq_len, isolate) for name, (split, _) in mix.items()}
     if not all(brute.values()):
@@ -147,7 +146,6 @@ def test_the_order_of_a_source_does_not_depend_on_the_others(two):
     values=st.lists(weights, min_size=1, max_size=12),
     first=st.one_of(st.just(0), st.integers(0, 10**15)),
 )
-@settings(derandomize=True, deadline=None, max_examples=60)
 def test_the_mix_counts_without_gaps_and_keeps_its_shares(values, first):
     values = sorted(values, reverse=True)
     total = sum(map(Fraction, values))

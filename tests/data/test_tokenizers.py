@@ -28,7 +28,7 @@ TEXTS = st.lists(
     st.sampled_from(["<s>", "</s>", "<0x0A>", "<unk>", "<|end_of_text|>", " ", "  ", "\n", "\t", "▁", "é", "漢", "😀",
                      "the", " see", "ing", "'t", "12345", "\x00", "\u0301"]) | st.text(max_size=5), max_size=12,
 ).map("".join)  # fmt: skip
-EXACTLY = settings(derandomize=True, deadline=None, max_examples=200)
+EXACTLY = settings(max_examples=200)
 
 
 @pytest.fixture(scope="module")

@@ -3,14 +3,13 @@
 import re
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from canonlm.suites.babilong.scoring import right
 
 PLACES = ("bakery", "cinema", "hospital", "library", "museum", "station")
 QUESTION = "Where is Irene?"
-FIXED = settings(derandomize=True, deadline=None, max_examples=60)
 labels = st.sampled_from(PLACES)
 WORDS = ["so", "I", "think", "that", "she", "is", "in", "the", "big", "room", "now", "and", "not", ",", ":", "-", "!"]
 fillers = st.lists(st.sampled_from(WORDS)).map(" ".join)
@@ -25,13 +24,11 @@ def counts_as_right(text, answer="museum", question=QUESTION, of=PLACES):
     return right(text, answer, question, of)
 
 
-@FIXED
 @given(before=fillers, after=fillers, answer=labels, data=st.data())
 def test_the_right_label_in_any_sentence_is_right(before, after, answer, data):
     assert counts_as_right(f"{before} {data.draw(any_case(answer))} {after}", answer)
 
 
-@FIXED
 @given(before=fillers, between=fillers, answer=labels, other=labels, data=st.data())
 def test_another_label_makes_it_wrong(before, between, answer, other, data):
     assume(answer != other)
@@ -41,7 +38,6 @@ def test_another_label_makes_it_wrong(before, between, answer, other, data):
     assert not counts_as_right(before, answer)
 
 
-@FIXED
 @given(before=fillers, between=fillers, answer=labels, question_words=labels, data=st.data())
 def test_labels_in_the_question_are_ignored(before, between, answer, question_words, data):
     assume(answer != question_words)
@@ -52,14 +48,12 @@ def test_labels_in_the_question_are_ignored(before, between, answer, question_wo
     assert not counts_as_right(f"{before} {question_words}", question_words, question)  # it is never an answer
 
 
-@FIXED
 @given(before=fillers, answer=labels, after=anything, end=st.sampled_from([".", "<context>", "<example>", "<CONTEXT>"]))
 def test_text_after_the_end_does_not_count(before, answer, after, end):
     assert counts_as_right(f"{before} {answer}{end}{after} cinema museum", answer)
     assert not counts_as_right(f"{before}{end} {answer}", answer)
 
 
-@FIXED
 @given(text=anything, answer=labels)
 def test_line_breaks_do_not_end_an_answer(text, answer):
     assume("." not in text and "<" not in text and not any(place in text.lower() for place in PLACES))
@@ -83,7 +77,6 @@ def test_labels_with_several_words_or_punctuation():
     assert not counts_as_right("in the town, hall", "town hall", of=("town hall", "c++ lab"))
 
 
-@FIXED
 @given(
     words=st.lists(st.sampled_from([*PLACES, "in", "the", "Museum", "cinemas", ".", "\n", "<context>", "Irene"])),
     answer=labels,

@@ -7,7 +7,7 @@ from math import perm, prod
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
@@ -150,7 +150,6 @@ def test_the_default_background_is_the_generator(text):
 # -- length -----------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(budget=st.integers(-5, 3000), length=st.sampled_from(sorted(LENGTHS)), index=st.integers(0, 1000))
 def test_fill_stops_with_the_sentence_that_reaches_the_budget(budget, length, index):
     count = LENGTHS[length]

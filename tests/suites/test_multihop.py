@@ -6,7 +6,6 @@ from collections import Counter
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest, chisquare
 
@@ -195,7 +194,6 @@ def test_a_prompt_is_text_and_the_beginning_of_an_answer(settings):
         assert ("quarter" in question.slice) == (settings["background"] > 0)
 
 
-@hypothesis_settings(deadline=None)
 @given(
     k=st.integers(1, 3),
     people=st.integers(1, 8),
@@ -320,7 +318,6 @@ def test_correct_answers(answer_text, exact, year):
     assert suite().grade(Question("", "1973"), answer_text) == {"exact": exact, "year": year}
 
 
-@hypothesis_settings(deadline=None)
 @given(
     answer_text=st.text(st.sampled_from("1973 0.\nx")),
     answer=st.sampled_from(["1973", "1979", "1999"]),

@@ -9,13 +9,11 @@ from itertools import combinations, permutations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from canonlm import tasks
 from canonlm.tasks.brevo import bucket, graph_counts
-
-FIXED = settings(derandomize=True, deadline=None, max_examples=60)
 
 REFERENCE = {  # (mean, standard error) of the length, the edges and the answer's nodes; P(depth = 1, 2, 3, 4)
     ("brevo1-70", "train"): ((127.0891, 0.66582), (54.1291, 0.30393), (13.8309, 0.06823), (0.2452, 0.446, 0.22, 0.072)),
@@ -108,7 +106,6 @@ def specs(draw):
     return {"N": N, "query": query, "name_vocab": m, "min_name_len": low, "max_name_len": high}
 
 
-@FIXED
 @given(specs(), st.sampled_from(["train", "valid", "test"]), st.integers(0, 2**40))
 def test_every_sample_parses_back(spec, split, seed):
     task = tasks.get("brevo", **spec)
@@ -445,17 +442,9 @@ def test_slices_are_those_of_test_samples():
     assert [where["nodes"] for where in names[7:]] == ["2-4", "5-8", "9-16", "17-32", "33-64", "65-128"]
 
 
-def test_splits_and_windows_differ():
-    task = tasks.get("brevo", N=4)
-    rows = [task.windows(*at, 1, seq_len=400).input_ids.tobytes() for at in
-            (("train", 0, 0), ("valid", 0, 0), ("test", 0, 0), ("train", 1, 0), ("train", 0, 1))]  # fmt: skip
-    assert len(set(rows)) == 5
-
-
 # -- the grader -------------------------------------------------------------------------------------------------------
 
 
-@FIXED
 @given(specs(), st.integers(0, 2**40), st.data())
 def test_the_grader_follows_the_rule(spec, seed, data):
     """Right answers, changed in one or two ways; whether they are still right is read off the edges."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
@@ -43,7 +43,6 @@ def all_attributes(seed, start, count, sizes):
 # -- names ------------------------------------------------------------------------------------------------------------
 
 
-@settings(derandomize=True, deadline=None)
 @given(st.tuples(*[st.integers(1, 13)] * 3).filter(lambda sizes: np.prod(sizes) <= 1000), st.integers(0, 2**63 - 1))
 def test_names_are_a_permutation_of_all_names(parts, seed):
     count = int(np.prod(parts))

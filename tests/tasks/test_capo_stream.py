@@ -16,7 +16,7 @@ from canonlm.tasks.capo.pools import ATTRIBUTES
 from canonlm.tasks.capo.templates import TEMPLATES
 from canonlm.tasks.capo.text import biography
 
-FIXED = settings(derandomize=True, deadline=None, max_examples=25)
+FIXED = settings(max_examples=25)
 SPLIT = st.sampled_from(["train", "valid", "test"])
 SEED = st.integers(0, 2**40)
 

@@ -2,13 +2,13 @@
 
 import re
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers.pre_tokenizers import ByteLevel
 
 from canonlm.tasks.capo.people import person
 from canonlm.tasks.capo.pools import ATTRIBUTES, load
-from canonlm.tasks.capo.templates import QUESTIONS, TEMPLATES
+from canonlm.tasks.capo.templates import TEMPLATES
 from canonlm.tasks.capo.text import biography, pieces
 
 POOLS = load()
@@ -24,7 +24,6 @@ READERS = [
 ]
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
 @given(people, choices, orders, st.booleans())
 def test_a_biography_reads_back_to_person_templates_and_order(who, templates, order, fullname):
     text = biography(who, templates, order, fullname=fullname)
@@ -61,7 +60,6 @@ def test_one_biography_letter_by_letter():
     )
 
 
-@settings(derandomize=True, deadline=None)
 @given(people, choices, orders, st.booleans())
 def test_pieces_are_labelled_with_their_role(who, templates, order, fullname):
     parts = pieces(who, templates, order, fullname=fullname)
@@ -82,7 +80,3 @@ def test_a_byte_level_tokenizer_cuts_at_every_piece():
         parts = pieces(person(1, i, POOLS), [i % len(TEMPLATES[attribute]) for attribute in ATTRIBUTES])
         full = [word for word, _ in cut("".join(text for text, _ in parts))]
         assert full == [word for text, _ in parts for word, _ in cut(text)]
-
-
-def test_questions_read_well_with_a_name():
-    assert QUESTIONS["birth date"].format(name="Ann Bea Cy") == "What is the birth date of Ann Bea Cy?"

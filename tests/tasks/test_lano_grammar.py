@@ -8,14 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from canonlm.tasks.lano import RELEASED, Grammar
 from canonlm.tasks.lano.exact import random_strings
 from canonlm.tasks.lano.grammar import FOLDER
-
-FIXED = settings(derandomize=True, deadline=None, max_examples=60)
 
 #        sizes, rules, alternatives, mean, sd, shortest, longest, bits of a tree
 TABLE = {
@@ -138,7 +136,6 @@ def few_trees(grammar, most):
 SMALL = small().filter(lambda grammar: few_trees(grammar, 3000))
 
 
-@FIXED
 @given(SMALL)
 def test_distributions_by_enumeration(grammar):
     every = trees(grammar)
@@ -158,7 +155,6 @@ def test_distributions_by_enumeration(grammar):
     assert grammar.longer_than(2) == pytest.approx(float(sum(p for n, p in distribution.items() if n > 2)), abs=1e-12)
 
 
-@FIXED
 @given(SMALL)
 def test_random_strings_are_bounded(grammar):
     """Against all sentences: how many there are of each length, and how many different ends of each length."""
@@ -184,7 +180,6 @@ def test_random_strings_by_hand():
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
-@FIXED
 @given(seed=st.integers(0, 2**62), sizes=st.sampled_from([(1, 3, 3), (1, 2), (1, 4, 2, 5), (1, 3, 3, 3, 3, 3, 3)]))
 def test_write_and_read(tmp_path_factory, seed, sizes):
     grammar = Grammar.random(seed, sizes=sizes, alternatives=(2, 2))
@@ -318,7 +313,6 @@ def knobs(draw):
     }
 
 
-@FIXED
 @given(st.integers(0, 2**63 - 1), knobs())
 def test_random_grammars_respect_their_arguments(seed, knobs):
     try:

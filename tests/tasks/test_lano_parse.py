@@ -7,7 +7,7 @@ from itertools import groupby, pairwise, product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from canonlm.tasks.lano.grammar import Grammar
@@ -22,8 +22,6 @@ from canonlm.tasks.lano.parse import (
     parse,
 )
 from canonlm.tasks.lano.spans import SUM_OF_PRODUCTS, find_prefixes, find_spans, flatten
-
-FIXED = settings(derandomize=True, deadline=None, max_examples=60)
 
 
 @st.composite
@@ -80,7 +78,6 @@ def check_tree(grammar, tokens, tree):
             assert tuple(children) in grammar.rules[level][group[0][0][0]]
 
 
-@FIXED
 @given(grammars())
 def test_membership_counts_and_trees_of_every_string(grammar):
     truth = sentences(grammar)
@@ -97,7 +94,6 @@ def test_membership_counts_and_trees_of_every_string(grammar):
 
 
 @pytest.mark.slow
-@FIXED
 @given(grammars(), st.integers(0, 2**32))
 def test_substitutions_are_the_hamming_distance_to_the_nearest_sentence(grammar, seed):
     rng = np.random.default_rng(seed)
@@ -110,7 +106,6 @@ def test_substitutions_are_the_hamming_distance_to_the_nearest_sentence(grammar,
             assert min_substitutions(grammar, tokens) == min(distances)
 
 
-@FIXED
 @given(grammars(), st.data())
 def test_next_token_distributions_and_dead_prefixes(grammar, data):
     truth = sentences(grammar)

@@ -6,12 +6,10 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from canonlm import tasks
-
-FIXED = settings(derandomize=True, deadline=None, max_examples=60)
 
 
 def evaluate(ids, at, modulus):
@@ -58,7 +56,6 @@ def specs(draw):
     return {"L": draw(st.integers(1, 8)), "ops": "".join(ops), "modulus": modulus, "synonyms": draw(st.booleans())}
 
 
-@FIXED
 @given(specs(), st.sampled_from(["train", "valid", "test"]), st.integers(0, 2**40))
 def test_every_sample_parses_back(spec, split, seed):
     task = tasks.get("mano", **spec)
@@ -232,7 +229,6 @@ def test_bad_test_lengths(lengths):
     assert str(error.value) == f"mano.test_lengths: expected different integers from 1 to L (10), got {lengths}"
 
 
-@FIXED
 @given(specs(), st.integers(0, 2**40))
 def test_the_explanation_is_true(spec, seed):
     """Python evaluates the formula, if it has no division."""

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from canonlm import tasks
-from canonlm.cli import main
 from canonlm.core import user_code
 from canonlm.data.windows import WindowStream
 from canonlm.launch.recipes import load_preset
@@ -40,23 +39,6 @@ def mine(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(MINE, encoding="utf-8")
     return tmp_path / "mine.py"
-
-
-def test_the_example_is_short():
-    assert len(MINE.splitlines()) <= 45
-
-
-@pytest.mark.slow
-def test_the_task_in_the_docs_plays(tmp_path, capsys):
-    train = {"steps": 2, "eval_every": 2, "eval_size": 8, "checkpoint_every": 2, "batch_size": 4}
-    small = [*(f"train.{key}={value}" for key, value in train.items()), "model.hidden_size=16"]
-    assert main(["play", "mine.py:Parity", "--arch", "llama,gdn2", "--out", "out", *small]) == 0
-    play = json.loads((tmp_path / "out" / "play.json").read_text())
-    assert play["sections"][0]["heading"] == "Parity"
-    output = capsys.readouterr().out
-    assert "16 bits" in output
-    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-    assert [words for words in (tasks.find("mine.py:Parity").about, "16 bits") if words not in page] == []
 
 
 def test_windows_consist_of_samples():
@@ -190,13 +172,6 @@ def test_custom_presets_and_difficulties(mine):
     assert (long.run["task"]["bits"], long.run["data"]["seq_len"], long.difficulty) == (99, 128, "long")
     with pytest.raises(ValueError, match=r'difficulty "lang"'):
         load_preset("mine.py:Parity", "tiny", "lang")
-
-
-def test_its_samples_are_shown_and_written(capsys, tmp_path):
-    assert main(["data", "show", "mine.py:Parity", "task.bits=5"]) == 0
-    assert "mine.py:Parity(bits=5)" in capsys.readouterr().out
-    assert main(["data", "dump", "mine.py:Parity", "--n", "5", "--out", "x.parquet"]) == 0
-    assert (tmp_path / "x.parquet").is_file()
 
 
 def test_a_run_carries_its_file(tmp_path, mine, monkeypatch):

@@ -4,12 +4,10 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from canonlm import tasks
-
-FIXED = settings(derandomize=True, deadline=None, max_examples=60)
 
 TASKS = [
     tasks.get("depo", N=12, K=4),
@@ -41,7 +39,6 @@ def truth(sample):
     return [sample.tokens[query.start : query.stop].tolist() for query in sample.queries]
 
 
-@FIXED
 @given(ANY, SEED)
 def test_the_reference_answer_is_correct_in_every_form(task, seed):
     sample = task.sample("test", seed, 0)
@@ -59,7 +56,6 @@ def test_the_reference_answer_is_correct_in_every_form(task, seed):
         assert all(verdict.correct and verdict.why == "" for verdict in verdicts)
 
 
-@FIXED
 @given(ANY, SEED, st.data())
 def test_one_wrong_token_is_caught(task, seed, data):
     sample = task.sample("test", seed, 0)
@@ -75,7 +71,6 @@ def test_one_wrong_token_is_caught(task, seed, data):
             assert bool(verdict.why) != verdict.correct
 
 
-@FIXED
 @given(ANY, SEED, st.data())
 def test_an_unfinished_answer_is_wrong(task, seed, data):
     sample = task.sample("test", seed, 0)
@@ -87,7 +82,6 @@ def test_an_unfinished_answer_is_wrong(task, seed, data):
     assert all(verdict.correct for i, verdict in enumerate(verdicts) if i != at) or task.name == "copying"
 
 
-@FIXED
 @given(ANY, SEED, JUNK)
 def test_junk_is_wrong_and_never_raises(task, seed, junk):
     sample = task.sample("test", seed, 0)
@@ -138,49 +132,6 @@ def test_why_is_readable():
     assert task.grade(sample, [[None]])[0].why == "expected 'w3.', got '<None>'"
     assert task.grade(sample, [True])[0].correct is False
     assert task.grade(sample, [float(task.vocab.ids["w3."])])[0].correct is False
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("guess", ["constant", "random"])
-def test_guessing_scores_about_chance(guess):
-    rng = np.random.default_rng(0)
-    mano, depo, copying = tasks.get("mano"), tasks.get("depo", N=12, K=4), tasks.get("copying", N=6)
-    brevo, mqar = tasks.get("brevo", N=6), tasks.get("mqar", pairs=5, keys=7, values=6, test_pairs=[5])
-    hits = {"mano": [], "depo": [], "copying": [], "brevo": [], "mqar": []}
-    for i in range(3000):
-        sample = mano.sample("test", 0, i)
-        answer = mano.vocab.ids["0"] if guess == "constant" else mano.vocab.ids[str(rng.integers(23))]
-        hits["mano"].append(mano.grade(sample, [answer])[0].correct)
-        sample = brevo.sample("test", 0, i)
-        others = [name for name in brevo.vocab.names[4:] if name != sample.meta["query"]]
-        answer = [others[0 if guess == "constant" else rng.integers(5)], sample.meta["query"], "end"]
-        hits["brevo"].append(brevo.grade(sample, [[brevo.vocab.ids[name] for name in answer]])[0].correct)
-        if i >= 600:
-            continue
-        sample = depo.sample("test", 0, i)
-        names = sample.meta["cycle"]
-        answer = []
-        for query in sample.queries:
-            about = depo.vocab.text(sample.tokens[query.question_start + 1 : query.start - 1])
-            others = sorted(name for name in names if name != about)
-            answer.append(others[0 if guess == "constant" else rng.integers(len(others))].split())
-        hits["depo"] += [v.correct for v in depo.grade(sample, [[depo.vocab.ids[t] for t in name] for name in answer])]
-        sample = copying.sample("test", 0, i)
-        answer = rng.permutation(copying.spec.N) + 2
-        hits["copying"].append(copying.grade(sample, answer)[0].correct)
-        sample = mqar.sample("test", 0, i)
-        left = sample.tokens[2:11:2].tolist()
-        for at, query in enumerate(sample.queries):
-            answer = sample.tokens.copy()
-            answer[query.start] = left[0 if guess == "constant" else rng.integers(len(left))]
-            hits["mqar"].append(mqar.grade(sample, answer)[at].correct)
-            left.remove(sample.tokens[query.start])
-    chance = {"mano": mano.chance({"l": 10}) if guess == "constant" else 1 / 23, "copying": 1 / 6}
-    chance |= {"depo": depo.chance({"k": 1}), "brevo": brevo.chance({"n": 6}), "mqar": mqar.chance({"pairs": 5})}
-    assert copying.chance({"first": 1}) == 1 / 6
-    for name, scored in hits.items():
-        error = np.sqrt(chance[name] * (1 - chance[name]) / len(scored))
-        assert abs(np.mean(scored) - chance[name]) < 4 * error, name
 
 
 def test_read_takes_integers_only():

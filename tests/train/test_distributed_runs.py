@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import signal
 import socket
 import time
@@ -86,25 +85,6 @@ def test_several_processes_equal_one_and_resume_each_other(tiny, reference, proc
         assert processes(others, "train", path, "--out", out).join() == [0] * others
         assert losses(tiny, out) == pytest.approx(losses(tiny, reference), rel=1e-4)
         assert windows(tiny, out) == windows(tiny, reference)
-
-
-@pytest.mark.slow
-def test_killed_in_pairs_and_one_by_one(tiny, processes, tmp_path):
-    """The results are those of two undisturbed processes, bit for bit."""
-    changes = {"train": {"steps": 80, "checkpoint_every": 5, "log_every": 1, "eval_every": 40}}
-    path, out = tiny.yaml(tmp_path / "run.yaml", **changes), tmp_path / "run"
-    assert processes(2, "train", path, "--out", tmp_path / "undisturbed").join() == [0, 0]
-    draw = random.Random(0)
-    for _ in range(3):
-        group, before = processes(2, "train", path, "--out", out), _checkpoints(out)
-        while all(process.is_alive() for process in group.members) and _checkpoints(out) == before:
-            time.sleep(0.002)
-        time.sleep(0.1 * draw.random())
-        group.members[draw.randrange(2)].kill()
-        time.sleep(0.2 * draw.random())
-        group.kill()
-    assert processes(2, "train", path, "--out", out).join() == [0, 0]
-    tiny.same(out, tmp_path / "undisturbed")
 
 
 @pytest.mark.slow

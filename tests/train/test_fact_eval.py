@@ -93,39 +93,3 @@ def test_some_of_the_people(knows):
     expected_bits = [(roles == role).sum() / 5 * math.log2(1 / p) for role, p in ((1, 0.25), (2, 0.5), (3, 0.75))]
     expected = 27.253497 - expected_bits[0] + 47.591616 - expected_bits[1] - expected_bits[2]
     assert row["measures"]["bits_per_person"] == pytest.approx(expected, rel=1e-6)
-
-
-@pytest.mark.slow
-def test_one_guess_for_all_people_scores_chance(knows, tmp_path):
-    """The evaluation of a model that gives the facts about person 0 for everybody."""
-    pools = {
-        "first_name": "Ana Bela Cora Dina Ena Fia", "middle_name": "Gil Hal Ian Jon Kit",
-        "last_name": "Ash Bay Cole Dale Elm",
-        "city": "Aton Bton Cton", "university": "Axe Boe Cue Doe", "field": "Art Botany Chess Dance",
-    }  # fmt: skip
-    for name, words in pools.items():
-        (tmp_path / f"{name}.txt").write_text("\n".join(words.split()))
-    (tmp_path / "company.txt").write_text("Abc; Atown\nBcd; Btown\nCde; Btown")
-    task = tasks.get("capo", N=150, exposures=1, pools=str(tmp_path))
-    samples = [task.sample("test", 0, i) for i in range(150)]
-    guess = {str(q.slice): samples[0].tokens[q.start : q.stop].tolist() for q in samples[0].queries}
-    queries = {tuple(sample.tokens.tolist()): sample.queries for sample in samples}
-
-    def distribution(tokens):
-        scores = np.zeros((len(tokens), len(task.vocab)))
-        scores[:, 1] = 1.0  # never bos
-        text = next(
-            (text for text in queries if tuple(tokens[: len(text)]) == text and not any(tokens[len(text) :])), ()
-        )
-        for query in queries.get(text, ()):
-            for i, token in enumerate(guess[str(query.slice)][: query.stop - query.start]):
-                scores[query.start - 1 + i, token] = 9.0
-        return scores
-
-    row = evaluate(knows(len(task.vocab), distribution), task, size=150, batch_size=50)
-    scored = {entry["slice"]["attribute"]: entry["correct"] / entry["total"] for entry in row["slices"]}
-    same = {str(name): np.mean([sample.meta[name] == samples[0].meta[name] for sample in samples]) for name in scored}
-    assert scored == pytest.approx(same)
-    for name, chance in (("birth city", 1 / 3), ("university", 1 / 4), ("field", 1 / 4), ("company", 1 / 3)):
-        assert task.chance({"attribute": name}) == pytest.approx(chance)
-        assert abs(scored[name] - chance) < 4 * math.sqrt(chance * (1 - chance) / 150)

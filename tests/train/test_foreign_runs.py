@@ -1,9 +1,6 @@
 """Runs of models that are not our decoder, equal numbers of parameters, complete names in run folders."""
 
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -137,21 +134,3 @@ def test_a_transformers_model_in_every_command(tiny, tmp_path, capsys):
     assert main(["export", str(run), str(tmp_path / "code"), "--self-contained"]) == 2
     what = "--self-contained only works with our decoder and with Canon layers, not with a plain qwen3"
     assert capsys.readouterr().err == f"canonlm: {what}\n"
-
-
-@pytest.mark.slow
-def test_a_canonized_run_is_exported_with_its_code(tiny, tmp_path):
-    """The folder loads in a process that cannot import canonlm, and gives the run's logits."""
-    run, out = tmp_path / "run", tmp_path / "out"
-    train(tiny(arch="hf:qwen3+canon=AC", train=SHORT), run)
-    assert main(["export", str(run), str(out), "--self-contained"]) == 0
-    code = f"""
-import sys; sys.modules["canonlm"] = None
-import torch; from transformers import AutoModelForCausalLM
-model = AutoModelForCausalLM.from_pretrained({str(out)!r}, trust_remote_code=True)
-print(model(torch.tensor([[1, 2, 3]])).logits.double().sum().item())
-"""
-    home = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules")}
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=home, check=True).stdout
-    logits = load_model(run).module.eval()(torch.tensor([[1, 2, 3]])).logits
-    assert float(printed) == pytest.approx(logits.double().sum().item(), rel=1e-5)

@@ -87,23 +87,6 @@ def test_output_that_is_not_an_answer_scores_zero(knows):
         assert row["slices"][0] == {"slice": {"n": 9}, "correct": 0, "total": 12}, name
 
 
-@pytest.mark.slow
-def test_a_random_writer_scores_chance(knows):
-    """The evaluation of the guess behind `chance`: some other node, then the one asked about."""
-    task = tasks.get("brevo", N=4)
-
-    def answer_to(prompt):
-        questions = prompt[-2]
-        others = [token for name, token in task.vocab.ids.items() if name[0] == "w" and token != questions]
-        return [others[hash(tuple(prompt)) % 3], questions, task.vocab.ids["end"]]  # the same for all of an answer
-
-    row = evaluate(knows(len(task.vocab), says(task, answer_to)), task, size=1500, batch_size=300)
-    chance = task.chance({"n": 4})
-    share = row["slices"][0]["correct"] / row["slices"][0]["total"]
-    assert 0.02 < chance < 0.5
-    assert abs(share - chance) < 4 * np.sqrt(chance * (1 - chance) / 1500)
-
-
 def test_batches_and_padding_change_nothing():
     torch.manual_seed(0)
     for mixer in ("attention", "gdn"):

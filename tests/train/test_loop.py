@@ -77,22 +77,9 @@ def test_compile_is_close_to_eager(tiny, reference, tmp_path):
         assert compiled["loss"] == pytest.approx(eager["loss"], rel=1e-4)
 
 
-@pytest.mark.slow
-def test_tied_embeddings_resume(tiny, tmp_path):
-    config = tiny(model={"fields": {"tie_word_embeddings": True}})
-    train(config, tmp_path / "a")
-    train(config, tmp_path / "b")
-    tiny.back_to(tmp_path / "b", 30)
-    train(config, tmp_path / "b")
-    tiny.same(tmp_path / "b", tmp_path / "a")
-    model = load_model(tmp_path / "b").module
-    assert model.lm_head.weight is model.model.embed_tokens.weight
-
-
-@pytest.mark.parametrize("keep", [1, 3, 9])
-def test_keep_checkpoints(tiny, tmp_path, keep):
-    train(tiny(train={"keep_checkpoints": keep}), tmp_path)
-    assert tiny.checkpoints(tmp_path) == [f"step-{step:08d}" for step in (10, 20, 30, 40)][-keep:]
+def test_keep_checkpoints(tiny, tmp_path):
+    train(tiny(train={"keep_checkpoints": 3}), tmp_path)
+    assert tiny.checkpoints(tmp_path) == [f"step-{step:08d}" for step in (20, 30, 40)]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from canonlm import CanonLMForCausalLM
@@ -53,7 +53,6 @@ def test_a_warm_up_longer_than_the_run():
     assert [learning_rate(step, 3, Optim(**COSINE)) for step in range(3)] == [0.5, 1.0, 1.5]
 
 
-@settings(derandomize=True, deadline=None)
 @given(
     schedule=st.sampled_from(["cosine", "linear", "constant", "wsd"]),
     parts=st.tuples(st.integers(0, 50), st.integers(0, 50), st.integers(1, 50)),

@@ -164,7 +164,7 @@ GROUPS = st.dictionaries(st.sampled_from("abc"), VALUES, max_size=3)
 
 
 @given(below=GROUPS, between=GROUPS, above=GROUPS)
-@settings(derandomize=True, deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_a_chain_is_a_merge(tmp_path_factory, below, between, above):
     folder = tmp_path_factory.mktemp("chain")
     for name, base, group in (("x", None, below), ("y", "x.yaml", between), ("z", "y.yaml", above)):
@@ -223,13 +223,7 @@ def test_infinities():
     assert raw["b"] != raw["b"]
 
 
-def test_profile_is_read_as_text(write):
-    assert load(write(), ["profile=10:13"]).profile == "10:13"
-    assert load(write(top=TOP + "profile: 10:13\n")).profile == "10:13"
-
-
 @given(st.text(max_size=8) | st.sampled_from(["10:13", "no", "010", "1_0", "0x1", ".5", "~", "2024-01-01", "08"]))
-@settings(derandomize=True, deadline=None)
 def test_strings_written_by_the_library_are_read_as_strings(tmp_path_factory, text):
     """It quotes texts that it would read as other types; it writes the configuration of run folders."""
     path = tmp_path_factory.getbasetemp() / "texts.yaml"

@@ -106,11 +106,6 @@ def test_a_mistake_is_reported_with_its_line(write, old, new, start, line):
     assert "\n" not in str(caught.value)
 
 
-def test_a_mistake_on_the_command_line_has_no_file(write):
-    with pytest.raises(InvalidSetting, match=r'^train.steps: expected an integer > 0, got "x"$'):
-        load(write(), ["train.steps=x"])
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -128,20 +123,6 @@ def test_invalid_configurations(tmp_path, monkeypatch, text, message):
     with pytest.raises(ValueError) as caught:
         load("run.yaml")
     assert message in str(caught.value).replace("arch: missing; expected a string", message)
-
-
-@pytest.mark.parametrize("text", ["3e-3", "3E-3", "3.0e-3", ".003", "0.003", "+3e-03"])
-def test_numbers_as_people_write_them(text):  # the library reads 3e-3 as a string
-    raw = {}
-    override(raw, [f"a.b={text}"])
-    assert raw == {"a": {"b": 0.003}}
-
-
-@pytest.mark.parametrize("text", ["3e-3x", "e3", "1e", "12", "1-2"])
-def test_values_that_are_not_numbers(text):
-    raw = {}
-    override(raw, [f"a={text}"])
-    assert raw == {"a": yaml.safe_load(text)}
 
 
 def test_the_configuration_in_a_folder_is_the_same(tiny, tmp_path):
@@ -208,14 +189,6 @@ def test_windows_suit_the_task(tiny):
         with pytest.raises(InvalidSetting) as error:
             resolve(merge(lano, {"data": data}))
         assert str(error.value).startswith(line)
-
-
-def test_written_configurations_are_read_back(tmp_path):
-    text = {"sources": {"web": {"path": "1e3"}, "no": {"path": "0x10"}}, "validation": {"all": "10:13"}}
-    raw = {key: value for key, value in yaml.safe_load(FILE.replace("3e-3", "0.003")).items() if key != "task"}
-    run = resolve({**raw, "data": {"seq_len": 18}, "text": text})
-    (tmp_path / "run.yaml").write_text(run.to_yaml())
-    assert load(tmp_path / "run.yaml") == run
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from torch.nn.functional import cross_entropy
 
 from canonlm.cli import main
 from canonlm.data.prepare import prepare
-from canonlm.data.shards import Dataset
 from canonlm.train import data, loop
 from canonlm.train.build import build_model
 from canonlm.train.checkpoint import load_model
@@ -216,12 +215,6 @@ def test_a_command_starts_beside_each_checkpoint(settings, tmp_path, monkeypatch
     assert (logs / "step-00000010.txt").read_text().startswith(f"at 10 of {folder} alone\n")
 
 
-def test_profile_and_tensorboard(settings, tmp_path):
-    train(settings(profile="3:5", track=["tensorboard"]), tmp_path)
-    assert [path.name for path in (tmp_path / "profile").iterdir()] == ["steps-3-5-rank0.json.gz"]
-    assert any((tmp_path / "tensorboard").iterdir())
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -266,13 +259,6 @@ def test_the_standard_library_is_prepared_as_text(tmp_path, monkeypatch, setting
         data.complete(settings(text={"sources": {"letters": {"path": "python-stdlib"}}}))
     data._stdlib.cache_clear()
     assert prepared == [0]
-
-
-def test_epochs_never_end(text, settings):
-    windows = (Dataset(text / "digits").num_tokens("train") - 1) // SEQ_LEN
-    stream = data.stream(data.complete(settings()))
-    epochs = {stream.describe(w).epoch for w in range(16 * windows) if stream.describe(w).source == "digits"}
-    assert epochs >= {0, 1, 2, 3}
 
 
 def test_missing_evaluation_text_is_reported(text, settings, tmp_path):

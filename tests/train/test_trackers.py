@@ -78,10 +78,6 @@ def wandb(tmp_path, monkeypatch):
     del sys.modules["wandb"]
 
 
-def test_numbers_of_a_row():
-    assert [trackers.numbers(row) for row in ROWS] == NUMBERS
-
-
 def test_numbers_of_several_validation_sets():
     row = {"kind": "eval", "step": 9, "loss": 2.0, "sets": {"web": {"loss": 1.0, "bits_per_byte": 0.5}}}
     assert trackers.numbers(row) == {"eval/loss": 2.0, "eval/sets/web/loss": 1.0, "eval/sets/web/bits_per_byte": 0.5}
