@@ -234,20 +234,6 @@ def test_hostile_manifest(manifest, message, run, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_links_and_fifos_for_files(run, tmp_path, capsys):
-    folder = checkpoint_of(run)
-    shutil.move(folder / "__0_0.distcp", tmp_path / "elsewhere")
-    (folder / "__0_0.distcp").symlink_to(tmp_path / "elsewhere")
-    assert main(["export", str(run), str(tmp_path / "out")]) == 2
-    assert "manifest.json cannot be read" in capsys.readouterr().err
-    (folder / "__0_0.distcp").unlink()
-    for name in ("__0_0.distcp", "manifest.json", ".metadata"):
-        (folder / name).unlink(missing_ok=True)
-        os.mkfifo(folder / name)
-        assert main(["export", str(run), str(tmp_path / "out")]) == 2
-        assert capsys.readouterr().err.count("\n") == 1
-
-
 def test_the_same_checkpoint_split_over_files_still_opens(run):
     """The checks above accept valid checkpoints: a grid of chunks in two files."""
     before = load_model(run).module.state_dict()

@@ -168,21 +168,6 @@ def test_reports_do_not_read_through_links(name, foreign, trained, capsys, caplo
     assert "llama+canon" not in capsys.readouterr().out
 
 
-def test_names_do_not_reach_the_terminal_raw(foreign, capsys):
-    name = "\x1b]0;x\x07\u202e"
-    (foreign / "runs" / "a").rename(foreign / "runs" / name)
-    run = f"foreign/runs/{name}"
-    for command in (["report", "foreign", "--out", f"foreign/{name}.html"], ["report", run, "--table"],
-                    ["train", "foreign/run.yaml", "--out", f"new{name}"], ["export", run, f"out{name}"],
-                    ["eval", run, "--suite", "playground", "n=2"], ["results", run], ["work", "foreign"],
-                    ["data", "check", run], ["work", "foreign", "--status"]):  # fmt: skip
-        main(command)
-        output = capsys.readouterr()
-        assert output.out + output.err
-        assert "\x1b]" not in output.out + output.err, command
-        assert "\u202e" not in output.out + output.err, command
-
-
 WRITERS = {
     *(
         "write_text",

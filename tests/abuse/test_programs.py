@@ -239,7 +239,7 @@ def test_slurm_options_are_one_line(value):
         _ = Job(run, Path(f"run{value}"), parse(["tasks=1", "time=5"]), main).script
 
 
-def _wait(done, seconds=30):
+def _wait(done, seconds=300):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         try:

@@ -31,9 +31,9 @@ def recipe(tmp_path, monkeypatch):
 
 
 def refused(capsys, arguments, seconds=10.0, growth=1e9):
-    before, start = _peak(), time.monotonic()
+    before, start = _peak(), time.process_time()
     assert main(arguments) == 2, arguments
-    assert time.monotonic() - start < seconds
+    assert time.process_time() - start < seconds
     assert _peak() - before < growth
     error = capsys.readouterr().err
     assert error.startswith("canonlm: ")

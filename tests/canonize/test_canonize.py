@@ -138,15 +138,6 @@ def test_channels_of_fused_projections_are_those_that_attention_gets(kind, lette
 # States, padding, documents.
 
 
-def test_a_cropped_token_leaves_no_trace():
-    model, tokens = canonized("llama"), ids()
-    cache = DynamicCache(config=model.config)
-    cache.activate_past_recording()
-    logits(model, tokens, past_key_values=cache, use_cache=True)
-    cache.crop(-4)
-    assert differ(logits(model, tokens[:, -4:], past_key_values=cache), logits(model, tokens)[:, -4:]) < 1e-9
-
-
 def test_cropping_without_a_recorded_past_is_refused():
     model = canonized("llama")
     cache = model(ids(), use_cache=True).past_key_values
@@ -203,15 +194,6 @@ def test_a_cache_goes_through_pickle():
     more = ids(2, 1, 9)
     full = logits(model, torch.cat([tokens, more], dim=1))[:, -1]
     assert differ(logits(model, more, past_key_values=cache)[:, 0], full) < 1e-9
-
-
-def test_a_static_cache_is_used_again():
-    model, tokens = canonized("llama"), ids()
-    cache = StaticCache(config=model.config, max_cache_len=16)
-    for seed in (5, 6):
-        logits(model, ids(2, 6, seed), past_key_values=cache)
-        cache.reset()
-    assert differ(logits(model, tokens, past_key_values=cache), logits(model, tokens)) < 1e-9
 
 
 def test_a_cache_that_the_host_has_filled_is_refused():

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import random
 import signal
-import subprocess
 import sys
 import sysconfig
 import time
@@ -413,45 +412,6 @@ def test_progress_ends_at_the_total(tmp_path, monkeypatch):
     run(tmp_path / "out", tmp_path / "a.jsonl", tasks=3, on_progress=seen.append)
     tokens = sum(len(text.encode()) + 2 for text in texts(50))
     assert (seen[-1].read, seen[-1].documents, seen[-1].tokens) == (seen[-1].total, 50, tokens)
-
-
-KILLED = """
-import sys
-from pathlib import Path
-from canonlm.data import prepare as preparing
-if __name__ == "__main__":
-    preparing.TASK_SIZE = 15_000
-    preparing.prepare(Path(sys.argv[1]), sys.argv[3:], tokenizer="bytes", validation=0.1, workers=int(sys.argv[2]))
-"""
-
-
-@pytest.mark.slow
-def test_killed_at_any_moment_it_resumes_to_the_same_bytes(tmp_path):
-    (tmp_path / "a.jsonl").write_bytes(jsonl(texts(3000)))
-    (tmp_path / "run.py").write_text(KILLED)
-
-    def start(out):
-        return subprocess.Popen([sys.executable, tmp_path / "run.py", out, "2", tmp_path / "a.jsonl"])
-
-    assert start(tmp_path / "whole").wait(100) == 0
-    tasks = index.read(tmp_path / "whole").command["tasks"]
-    assert tasks > 20
-    rng = random.Random(0)
-    marks = tmp_path / "out" / "work" / "completions"
-    for done in (0, tasks // 4, tasks // 2, tasks * 3 // 4):
-        process = start(tmp_path / "out")
-        deadline = time.monotonic() + 60
-        while not marks.exists() or len(list(marks.iterdir())) < done:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        time.sleep(rng.uniform(0, 0.2))
-        kept = {path.name: path.stat().st_mtime_ns for path in marks.iterdir()}
-        process.kill()  # only the command itself; its child processes must notice
-        process.wait(10)
-        assert len(kept) < tasks  # some work was left
-    assert kept.items() <= {path.name: path.stat().st_mtime_ns for path in marks.iterdir()}.items()
-    assert start(tmp_path / "out").wait(100) == 0
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
 def test_the_standard_library(tmp_path, monkeypatch):

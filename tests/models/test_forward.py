@@ -19,16 +19,6 @@ def loss_and_gradients(model, **inputs):
     return {"loss": output.loss.detach(), **{name: value.grad for name, value in model.named_parameters()}}
 
 
-@pytest.mark.parametrize("documents", [{}, {"doc_ids": DOC_IDS}])
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_gradient_checkpointing_changes_nothing(small_model, documents, reentrant):
-    model = small_model(canon_set="ABCD").train()
-    expected = loss_and_gradients(model, **documents)
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    model.enable_input_require_grads()
-    assert_close(loss_and_gradients(model, **documents), expected, **CLOSE)
-
-
 def test_loss_is_the_mean_over_labelled_tokens(small_model):
     model = small_model(canon_set="A")
     labels = IDS.masked_fill(IDS % 3 == 0, -100)

@@ -232,10 +232,13 @@ def test_generation(double_model):
 # Training
 
 
-def loss_and_gradients(model, **compiler):
+DOC_IDS = torch.tensor([[3] * 5 + [1] * 2 + [3] * 11, [0] * 18])
+
+
+def loss_and_gradients(model, doc_ids=None, **compiler):
     model.zero_grad()
     call = torch.compile(model, fullgraph=True, **compiler) if compiler else model
-    loss = call(input_ids=IDS, labels=IDS, use_cache=False).loss
+    loss = call(input_ids=IDS, labels=IDS, use_cache=False, doc_ids=doc_ids).loss
     loss.backward()
     return {"loss": loss.detach(), **{name: value.grad for name, value in model.named_parameters()}}
 
@@ -244,10 +247,10 @@ def loss_and_gradients(model, **compiler):
 @every_family
 def test_gradient_checkpointing_changes_nothing(double_model, reentrant):
     double_model.train()
-    expected = loss_and_gradients(double_model)
+    expected = loss_and_gradients(double_model, DOC_IDS)
     double_model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     double_model.enable_input_require_grads()
-    assert_close(loss_and_gradients(double_model), expected, **CLOSE)
+    assert_close(loss_and_gradients(double_model, DOC_IDS), expected, **CLOSE)
 
 
 class Cycles(torch.utils.data.Dataset):
@@ -355,21 +358,6 @@ def test_compiles_forward_and_backward_without_graph_breaks(small_model, family,
 
 
 # Requirements of transformers' own model tests
-
-
-def test_trainer_evaluates(tmp_path):
-    """The library treats every argument of `forward` with "label" in its name as a column of the data."""
-    pytest.importorskip("accelerate")
-    model = CanonLMForCausalLM(CanonLMConfig(vocab_size=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2))
-    evaluator = trainer(model, tmp_path, eval_dataset=Cycles(), eval_strategy="steps", eval_steps=4)
-    assert evaluator.label_names == ["labels"]
-    assert evaluator.evaluate()["eval_loss"] == pytest.approx(float(model(**batch_of(Cycles())).loss), rel=1e-5)
-    evaluator.train()
-    assert len([row for row in evaluator.state.log_history if "eval_loss" in row]) == 2
-
-
-def batch_of(dataset):
-    return {key: torch.stack([dataset[i][key] for i in range(len(dataset))]) for key in dataset[0]}
 
 
 @every_family

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch.testing import assert_close
-from transformers import DynamicCache, StaticCache
+from transformers import StaticCache
 
 from canonlm import CanonLMConfig
 from canonlm.models.positions import alibi_mask
@@ -98,29 +98,6 @@ def test_attention_equals_its_definition(small_model, kind, inputs, kernel):
     assert_close((got, gradients), (expected, expected_gradients), atol=close, rtol=close, check_dtype=False)
 
 
-@pytest.mark.every(5)
-@pytest.mark.parametrize("kind", ["alibi", "hard", "some heads"])
-@pytest.mark.parametrize("make_cache", [DynamicCache, StaticCache])
-@pytest.mark.parametrize("sizes", [[12], [7, 1, 4]])
-@pytest.mark.parametrize("inputs", ["right pads", "packed"])
-def test_decoding_continues_padded_and_packed_prefills(small_model, kind, make_cache, sizes, inputs):
-    model = small_model(canon_set="AB", **KINDS[kind])
-    tokens, seen = ids(2, 16), {}
-    for key, value in INPUTS[inputs].items():
-        last = torch.ones_like(value[:, -1:]) if key == "attention_mask" else value[:, -1:]
-        seen[key] = torch.cat([value, last.expand(-1, 4)], dim=1)
-    cache = make_cache(config=model.config, **({"max_cache_len": 24} if make_cache is StaticCache else {}))
-    got, end = [], 0
-    for size in [*sizes, 1, 2, 1]:
-        end += size
-        upto = {key: value[:, :end] for key, value in seen.items()}
-        got.append(model(tokens[:, end - size : end], past_key_values=cache, **upto).logits)
-    logits = torch.cat(got, dim=1)
-    for row, columns in documents(16, **seen):
-        alone = model(tokens[row : row + 1, columns], use_cache=False).logits[0]
-        assert_close(logits[row, columns], alone, **EXACT)
-
-
 @pytest.mark.parametrize("kind", ["alibi", "hard"])
 def test_only_distances_count(small_model, kind):
     model = small_model(alibi=kind)
@@ -130,16 +107,6 @@ def test_only_distances_count(small_model, kind):
     restarts = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6]])
     packed = model(tokens, position_ids=restarts, use_cache=False).logits
     assert_close(packed[:, 5:], model(tokens[:, 5:]).logits, **EXACT)
-
-
-@pytest.mark.parametrize("kind", ["alibi", "hard"])
-def test_a_mask_of_four_dimensions_is_kept(small_model, kind):
-    model = small_model(alibi=kind)
-    tokens = ids(2, 12)
-    lower = torch.ones(12, 12, dtype=torch.bool).tril().expand(2, 1, 12, 12)
-    expected = model(tokens).logits
-    for mask in (lower, torch.zeros(2, 1, 12, 12).double().masked_fill(~lower, torch.finfo(torch.float64).min)):
-        assert_close(model(tokens, attention_mask=mask, use_cache=False).logits, expected, **EXACT)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -184,18 +151,3 @@ def test_kernels_without_a_bias_per_head_are_refused(small_model, kind, kernel):
     assert not model._supports_flash_attn  # continuous batching reads this before it changes the kernel
     assert not model._supports_flex_attn
     assert small_model()._supports_flash_attn
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["alibi", "hard"])
-def test_compiles_without_graph_breaks(small_model, kind):
-    model = small_model(alibi=kind, num_hidden_layers=1).train()
-    inputs = {"input_ids": ids(2, 12), "labels": ids(2, 12), "use_cache": False, "doc_ids": DOC_IDS}
-    collected = []
-    for forward in (model, torch.compile(model, fullgraph=True, backend="aot_eager")):
-        model.zero_grad()
-        loss = forward(**inputs).loss
-        loss.backward()
-        collected.append({"loss": loss.detach(), **{name: value.grad for name, value in model.named_parameters()}})
-    torch._dynamo.reset()
-    assert_close(*collected, **EXACT)

@@ -89,14 +89,6 @@ def test_equals_conv1d(kernel, time):
     assert_close(value_and_gradients(ours, *case), value_and_gradients(conv1d, *case), atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("docs", [False, True])
-@pytest.mark.parametrize("state", [False, True])
-def test_gradcheck(docs, state):
-    x, weight, doc_ids, past = inputs(0, 2, 5, 2, 4, docs=docs, state=state)
-    tensors = (x, weight) if past is None else (x, weight, past)
-    assert torch.autograd.gradcheck(lambda x, w, s=None: ours(x, w, doc_ids, s), tensors)
-
-
 def test_strided_inputs_and_expanded_gradients():
     x = torch.randn(3, 5, 8, dtype=torch.float64).transpose(1, 2).requires_grad_()
     weight = torch.randn(5, 1, 4, dtype=torch.float64, requires_grad=True)

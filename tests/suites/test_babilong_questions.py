@@ -280,14 +280,6 @@ def test_the_published_grid():
     assert BabilongSettings(length=1500).name == "babilong-qa1-1.5k"
 
 
-def test_name_length_and_measures_of_the_suite():
-    questions = ask("qa3", 1000, n=3)
-    assert (questions.name, len(questions), questions.measures) == ("babilong-qa3-1k", 3, ("correct",))
-    assert questions.stop[0] == "."
-    with pytest.raises(IndexError):
-        questions[3]
-
-
 def test_no_tokenizer_is_needed_for_the_facts_alone():
     def fail(text):
         raise AssertionError

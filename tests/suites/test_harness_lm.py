@@ -167,14 +167,6 @@ def test_a_text_is_scored_token_by_token_after_one_bos(bos):
     assert score == pytest.approx(by_hand(model, ids, 1), abs=1e-4)
 
 
-def test_the_harness_itself_scores_a_second_bos(llama):
-    """With BOS, perplexities differ from the harness's own class because it predicts one BOS token from another."""
-    theirs = HFLM(llama, device="cpu", dtype="float32", add_bos_token=True, batch_size=1)
-    [score] = rolling(theirs, [SENTENCES[1]])
-    ids = make_tokenizer().encode(SENTENCES[1])
-    assert score == pytest.approx(by_hand(make_decoder("llama"), [0, *ids], 1), abs=1e-4)
-
-
 def test_a_long_text_is_scored_in_windows_that_share_one_token():
     text, model = LONG + "\n" + LONG, make_decoder("llama")
     ids = [0, *make_tokenizer().encode(text, add_special_tokens=False)]

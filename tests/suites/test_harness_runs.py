@@ -3,15 +3,13 @@ groups, suites and command line in it."""
 
 import json
 import math
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import CONTEXT, SENTENCES, make_decoder, make_tokenizer, save_llama
+from tiny_models import SENTENCES, make_decoder, make_tokenizer, save_llama
 from typer.testing import CliRunner
 
 pytest.importorskip("lm_eval")
@@ -516,43 +514,3 @@ def test_the_command_line_explains_itself(canonlm_lm_eval):
     assert theirs.exit_code == 0
     assert "--num_fewshot" in theirs.output
     assert canonlm_lm_eval("--tasks-folder").output.strip() == str(TASKS)
-
-
-STOCK_COMMAND = """
-import sys
-class Nowhere:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "canonlm":
-            raise ModuleNotFoundError(name)
-sys.meta_path.insert(0, Nowhere())
-import lm_eval.tasks
-index = lm_eval.tasks.TaskManager
-lm_eval.tasks.TaskManager = lambda **settings: index(include_defaults=False, **settings)
-from lm_eval.__main__ import cli_evaluate
-cli_evaluate()
-assert not any(name.startswith("canonlm.") for name in sys.modules)
-"""
-
-
-@pytest.mark.slow
-def test_a_self_contained_folder_runs_in_the_stock_harness(include, tmp_path):
-    model = make_decoder("gdn2+canon")
-    model.save_pretrained(tmp_path / "model", self_contained=True)
-    make_tokenizer().save_pretrained(tmp_path / "model")
-    arguments = ["--model", "hf", "--model_args", f"pretrained={tmp_path}/model,trust_remote_code=True,dtype=float32"]
-    arguments += ["--tasks", "local_piqa,local_wikitext,local_trivia", "--include_path", include]
-    arguments += ["--device", "cpu", "--batch_size", "7", "--output_path", str(tmp_path / "out")]
-    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", STOCK_COMMAND, *arguments], capture_output=True, text=True, env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    theirs = saved_results(tmp_path / "out")
-    # In the stock harness the tokenizer adds the BOS token, and prompts of recurrent models are cut like others.
-    subject = Subject(model, make_tokenizer(), {"source": "gdn2+canon"})
-    settings = HarnessSettings(tasks=["local_piqa", "local_trivia"], include=include, max_length=CONTEXT)
-    for name, scores in run_harness(subject, settings, bos=True).items():
-        assert (scores[-1].measure == "cut") == (name == "local_trivia")
-        for score in scores[:-1] if name == "local_trivia" else scores:
-            [key] = [key for key in theirs[name] if key.split(",")[0] == score.measure]
-            assert theirs[name][key] == pytest.approx(score.value), (name, score)

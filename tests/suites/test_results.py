@@ -161,14 +161,6 @@ def test_another_model_and_a_damaged_file_are_refused(tmp_path):
         assert (tmp_path / "results.json").read_text() == text
 
 
-def test_a_damaged_answer_is_reported(tmp_path):
-    Results(tmp_path, ABOUT).ask("sums", Sums(), {}, Calculator())
-    (path,) = (tmp_path / "answers").glob("*.jsonl")
-    path.write_text(path.read_text().replace('"index"', '"index', 1))
-    with pytest.raises(ValueError, match="a damaged line"):
-        Results(tmp_path, ABOUT).ask("sums", Sums(), {}, Calculator())
-
-
 def test_a_slice_that_only_some_rows_have():
     rows = [{"slice": {"k": 1}, "right": {"m": True}}, {"slice": {}, "right": {"m": False}}]
     assert scores(rows, ("m",)) == [share_right("m", 1, 2), share_right("m", 1, 1, {"k": 1})]

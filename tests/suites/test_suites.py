@@ -51,15 +51,6 @@ def test_lists_expand_to_every_combination():
     assert playground.task == {"N": 40}
 
 
-def test_the_published_grids():
-    columns = [f"{k}hop-{m}k" for k in (1, 2) for m in ("0", "0.5", "1", "2", "3", "4", "5", "6")]
-    result = plan("multihop", ["n=7"], published=True)
-    assert [s.name for s in result] == columns
-    assert {(s.k, s.people, s.published, s.n) for s in result} == {(1, 5, True, 7), (2, 3, True, 7)}
-    assert len(plan("babilong", [], published=True)) == 20
-    assert [s.k for s in plan("multihop", ["k=2", "background=0"], published=True)] == [2, 2]
-
-
 @pytest.mark.parametrize(
     ("suite", "pairs", "message"),
     [

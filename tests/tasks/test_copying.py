@@ -70,9 +70,10 @@ def test_malformed_samples(text, line):
     assert line in str(error.value)
 
 
-def test_explanations():
+def test_explanations_and_chance():
     task = tasks.get("copying", N=5)
     sample = task.sample("test", 0, 0)
+    assert [task.chance({"first": first}) for first in (1, 2, "all")] == [1 / 5, 1 / 20, 1 / 120]
     lines = [task.explain(sample, query) for query in sample.queries]
     assert lines[1] == "the first 2 of 5 items, in the order of the list"
     assert lines[-1] == "all 5 items, in the order of the list"

@@ -348,7 +348,7 @@ def threads_of_gloo():
 
 def main(results: Path, group: str, ports: list[str]) -> None:
     """Every layout joins and leaves a separate process group."""
-    mesh.TIMEOUT = timedelta(seconds=180)  # compiling on a busy machine takes a minute
+    mesh.TIMEOUT = timedelta(seconds=600)  # compiling on a busy machine takes a minute
     torch.set_num_threads(1)
     result = {}
     for port, ((tp, dp_replicate), checks) in zip(ports, GROUPS[group][1].items(), strict=True):

@@ -160,14 +160,15 @@ def test_a_checkpoint_has_the_state_when_save_was_called(tmp_path, monkeypatch):
 
 
 def test_one_save_at_a_time_and_the_callback_after_completion(tmp_path):
-    numbers, checkpoints, seen = Numbers(), open_at(tmp_path), []
+    numbers, checkpoints, seen, go = Numbers(), open_at(tmp_path), [], threading.Event()
 
     def slow(path):
-        time.sleep(0.3)
+        go.wait(60)
         seen.append((path.name, (path / "manifest.json").exists(), threading.current_thread().name))
 
     numbers.save(checkpoints, 1, slow)
     assert seen == []  # it did not wait
+    threading.Timer(0.1, go.set).start()
     numbers.save(checkpoints, 2)
     assert seen == [("step-00000001", True, "checkpoint_0")]  # this one did
     checkpoints.close()
@@ -182,7 +183,7 @@ def test_an_error_of_the_thread_is_raised_once(tmp_path, finish):
     numbers, checkpoints = Numbers(), open_at(tmp_path)
     numbers.save(checkpoints, 1, fail)
     acts = {"save": lambda: numbers.save(checkpoints, 2), "wait": checkpoints.wait, "close": checkpoints.close}
-    for _ in range(1000):
+    for _ in range(10_000):
         if checkpoints.failed:
             break
         time.sleep(0.01)

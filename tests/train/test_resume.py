@@ -8,7 +8,6 @@ import time
 import pytest
 
 from canonlm.cli import main
-from canonlm.train.checkpoint import Checkpoints
 from canonlm.train.evals.windows import WindowEval
 from canonlm.train.loop import train
 from canonlm.train.signals import Interrupted
@@ -67,23 +66,6 @@ def _die_at(event, path, out):
     for name in ("fsync", "replace", "rename", "unlink", "rmdir", "mkdir"):
         setattr(os, name, deadly(getattr(os, name)))
     main(["train", str(path), "--out", str(out)])
-
-
-@pytest.mark.slow
-def test_killed_at_the_worst_moments(tiny, reference, tmp_path, start):
-    """Each process dies before its n-th change to the folder, n = 1, 4, 7, …: while it writes checkpoints, renames
-    them, removes old ones, cuts the metrics, or cleans up after the one before."""
-    path, out = tiny.yaml(tmp_path / "run.yaml"), tmp_path / "run"
-    deaths = 0
-    for event in range(1, 100, 3):
-        process = start(_die_at, event, path, out)
-        process.join()
-        if process.exitcode == 0:
-            break
-        assert process.exitcode == 9
-        deaths += 1
-    assert deaths >= 6
-    tiny.same(out, reference)
 
 
 @pytest.mark.slow
@@ -184,19 +166,3 @@ def test_the_remains_of_a_killed_write_are_not_a_checkpoint(tiny, reference, tmp
     (tmp_path / ".result.json.tmp-4711").write_text("{")
     train(tiny(), tmp_path)
     tiny.same(tmp_path, reference)
-
-
-def test_resume_restores_the_optimizer(tiny, reference, tmp_path, monkeypatch):
-    """A run that loses its moments ends differently; otherwise the test above would prove nothing."""
-    train(tiny(), tmp_path)
-    tiny.back_to(tmp_path, 30)
-    load = Checkpoints.load_latest
-
-    def load_and_forget(self, model, optimizer):
-        step = load(self, model, optimizer)
-        optimizer.state.clear()
-        return step
-
-    monkeypatch.setattr(Checkpoints, "load_latest", load_and_forget)
-    train(tiny(), tmp_path)
-    assert tiny.weights(tmp_path) != tiny.weights(reference)

@@ -121,6 +121,6 @@ def test_a_refusal_by_slurm_is_reported(slurm, monkeypatch, tmp_path):
     monkeypatch.setattr(signals, "SCONTROL_SECONDS", 0.2)
     began = time.monotonic()
     assert "timed out after 0.2 seconds" in ask(signal.SIGUSR1)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 25
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     assert "No such file or directory: 'scontrol'" in ask(signal.SIGUSR1)

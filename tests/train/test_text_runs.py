@@ -207,7 +207,7 @@ def test_a_command_starts_beside_each_checkpoint(settings, tmp_path, monkeypatch
     folder = tmp_path / "a run"
     train(settings(on_checkpoint="echo at {step} of {run} ${RANK:-alone}; ls {checkpoint}"), folder)
     logs = folder / "on_checkpoint"
-    for _ in range(100):  # the run does not wait for it
+    for _ in range(2000):  # the run does not wait for it
         if all("manifest.json" in path.read_text() for path in logs.iterdir()):
             break
         time.sleep(0.05)
