@@ -222,9 +222,8 @@ def test_every_single_bit_is_seen(web):
         one.path.write_bytes(full)
 
 
-def test_shards_are_read_once_in_order_and_blocks_add_up(web, monkeypatch):
-    monkeypatch.setattr(verify, "BLOCK", 100)
-    verifier = Verifier()
+def test_shards_are_read_once_in_order_and_blocks_add_up(web):
+    verifier = Verifier(block=100)
     for one in opened(web) * 3:
         verifier.add(one)
     assert verifier.wait(10)
@@ -251,7 +250,6 @@ class Sleeps:
 def sleeps(monkeypatch):
     """The clock of the thread that verifies: each block takes it a second."""
     ticks = count()
-    monkeypatch.setattr(verify, "BLOCK", 100)
     monkeypatch.setattr(verify.time, "thread_time", lambda: next(ticks))
     return Sleeps()
 
@@ -263,7 +261,7 @@ def blocks(web):
 
 def test_sleeps_two_thirds_of_the_time_during_training(web, sleeps):
     sleeps.go.set()
-    verifier = Verifier(sleeps)
+    verifier = Verifier(sleeps, block=100)
     for one in opened(web):
         verifier.add(one)
     deadline = time.monotonic() + 60
@@ -275,7 +273,7 @@ def test_sleeps_two_thirds_of_the_time_during_training(web, sleeps):
 
 
 def test_does_not_sleep_once_the_run_waits(web, sleeps):
-    verifier = Verifier(sleeps)
+    verifier = Verifier(sleeps, block=100)
     for one in opened(web):
         verifier.add(one)
     assert sleeps.began.wait(60)

@@ -1,6 +1,7 @@
 """Inputs of `canonlm data` from strangers: no file hangs it, fills the memory, runs code or causes a traceback."""
 
 import gzip
+import io
 import json
 import os
 import resource
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from canonlm import tasks
-from canonlm.data import encode, parquet_guard, prepare, reading, tokenizers
+from canonlm.data import parquet_guard, prepare, reading, tokenizers
 from canonlm.data.answers import grade_file
 from canonlm.data.dump import dump
 from canonlm.data.encode import PATTERNS, Encoder
@@ -194,8 +195,6 @@ def test_a_line_or_a_cell_or_a_text_that_is_too_long(tmp_path, monkeypatch):
 @pytest.mark.parametrize("size", [1, 63, 64, 65, 128, 999, 1000, 1001, 5000])
 @pytest.mark.parametrize("end", [b"", b"\n"])
 def test_lines_are_lines(size, end, monkeypatch):
-    import io
-
     monkeypatch.setattr(reading, "MAX_DOCUMENT", 1000)
     monkeypatch.setattr(reading, "BUFFER", 64)
     one = b"a" * (size - len(end)) + end
@@ -287,14 +286,11 @@ def test_a_text_in_pieces_has_the_same_tokens(name, words, blank):
     text = blank.join(words).encode("utf-8", "ignore").decode()
     tokenizer = made(name)
     full = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encode, "LONG", 12)
-        patch.setattr(encode, "PIECE", 3)
-        encoder = Encoder(tokenizer)
-        assert "".join(encoder.pieces(text)) == text
-        collected = [[], []]
-        for number, ids in encoder.encode([text, "the hat"]):
-            collected[number] += ids
+    encoder = Encoder(tokenizer, long=12, piece=3)
+    assert "".join(encoder.pieces(text)) == text
+    collected = [[], []]
+    for number, ids in encoder.encode([text, "the hat"]):
+        collected[number] += ids
     assert collected == [full, tokenizer.encode_batch_fast(["the hat"], add_special_tokens=False)[0].ids]
 
 
@@ -305,19 +301,15 @@ def made(name, kept={}):  # noqa: B006
 
 
 @pytest.mark.parametrize("name", [*CUT, *WHOLE])
-def test_tokenizers_that_allow_cutting_long_texts(name, monkeypatch):
-    monkeypatch.setattr(encode, "LONG", 12)
-    monkeypatch.setattr(encode, "PIECE", 3)
-    pieces = Encoder({**CUT, **WHOLE}[name]()).pieces("the cat and the hat of it")
+def test_tokenizers_that_allow_cutting_long_texts(name):
+    pieces = Encoder({**CUT, **WHOLE}[name](), long=12, piece=3).pieces("the cat and the hat of it")
     assert (len(pieces) > 3) == (name in CUT)
 
 
-def test_special_token_names_in_a_text(monkeypatch):
-    monkeypatch.setattr(encode, "LONG", 12)
-    monkeypatch.setattr(encode, "PIECE", 3)
+def test_special_token_names_in_a_text():
     tokenizer = CUT["gpt2"]()
     tokenizer.add_tokens(["cat and"])
-    assert len(Encoder(tokenizer).pieces("the cat and the hat of it")) == 1
+    assert len(Encoder(tokenizer, long=12, piece=3).pieces("the cat and the hat of it")) == 1
 
 
 # -- dumps and answers ------------------------------------------------------------------------------------------------

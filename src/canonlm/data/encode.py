@@ -41,9 +41,11 @@ _BEFORE_A_SPACE = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])")
 class Encoder:
     """Encodes texts with a tokenizer; cuts long ones where that changes no token."""
 
-    def __init__(self, tokenizer: Tokenizer, file: object = "--tokenizer") -> None:
-        """file: of the tokenizer, for errors."""
-        self._tokenizer, self._file = tokenizer, file
+    def __init__(
+        self, tokenizer: Tokenizer, file: object = "--tokenizer", *, long: int = LONG, piece: int = PIECE
+    ) -> None:
+        """file: the tokenizer's, for errors. long, piece: characters of a text that is cut, and of its pieces."""
+        self._tokenizer, self._file, self._long, self._piece = tokenizer, file, long, piece
         self._places: re.Pattern[str] | None = None
         self._searched = False
 
@@ -53,7 +55,7 @@ class Encoder:
         length = 0
         for number, text in enumerate(texts):
             for piece in self.pieces(text):
-                if group and length + len(piece) > 2 * LONG:
+                if group and length + len(piece) > 2 * self._long:
                     yield from self._encode(group)
                     group, length = [], 0
                 group.append((number, piece))
@@ -62,10 +64,10 @@ class Encoder:
 
     def pieces(self, text: str) -> list[str]:
         """The text in pieces, if it is long and may be cut."""
-        if len(text) <= LONG or (places := self._cut_places()) is None:
+        if len(text) <= self._long or (places := self._cut_places()) is None:
             return [text]
         cuts = [0]
-        while len(text) - cuts[-1] > PIECE and (place := places.search(text, cuts[-1] + PIECE)):
+        while len(text) - cuts[-1] > self._piece and (place := places.search(text, cuts[-1] + self._piece)):
             cuts.append(place.start())
         return [text[start:stop] for start, stop in zip(cuts, [*cuts[1:], len(text)], strict=True)]
 

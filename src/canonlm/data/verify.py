@@ -40,7 +40,8 @@ class Verifier:
     """Verifies the shards passed to `add`, in order. At the first damaged file it stops: `error` is a one-line
     ValueError that names the file, and the remaining shards stay `pending`. It is slow until `wait` is first called."""
 
-    def __init__(self, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, sleep: Callable[[float], None] = time.sleep, block: int = BLOCK) -> None:
+        """block: bytes that are read and hashed at a time."""
         self.error: Exception | None = None
         self.verified_bytes = 0
         self._added: set[Opened] = set()
@@ -49,7 +50,7 @@ class Verifier:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._awaited = False
-        self._sleep = sleep
+        self._sleep, self._block = sleep, block
 
     def add(self, opened: Opened) -> None:
         """Verify a shard, unless it was added before. Does not wait."""
@@ -119,12 +120,12 @@ class Verifier:
         return True
 
     def _sha256(self, path: Path) -> str | None:
-        digest, block, at = hashlib.sha256(), memoryview(bytearray(BLOCK)), 0
+        digest, block, at = hashlib.sha256(), memoryview(bytearray(self._block)), 0
         try:
             with open_regular(path) as file:
                 descriptor = file.fileno()
                 cached = []  # checked before the first block is read, as the system reads ahead
-                for start in range(0, os.fstat(descriptor).st_size, BLOCK):
+                for start in range(0, os.fstat(descriptor).st_size, self._block):
                     if self._closed:
                         return None
                     cached.append(_is_cached(descriptor, start))
@@ -134,7 +135,7 @@ class Verifier:
                         return None
                     digest.update(block[:count])
                     self.verified_bytes += count
-                    if at // BLOCK < len(cached) and not cached[at // BLOCK]:
+                    if at // self._block < len(cached) and not cached[at // self._block]:
                         _drop(descriptor, at, count)
                     at += count
                     if not self._awaited:
