@@ -3,7 +3,9 @@
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from unittest.mock import patch
 
 import yaml
 
@@ -86,6 +88,16 @@ def prepared(folder: Path) -> None:
 
 
 @base
+def half_done(folder: Path) -> None:
+    """Prepared text whose index is not written yet."""
+    from canonlm.data import prepare
+
+    text(folder / "a.jsonl")
+    with patch.object(prepare, "finish", side_effect=KeyboardInterrupt), suppress(KeyboardInterrupt):
+        prepare.prepare(folder / "data", [str(folder / "a.jsonl")], tokenizer="bytes", validation=0.2, workers=1)
+
+
+@base
 def text_run(folder: Path) -> None:
     prepared(folder)
     changes = {"task": None, "text": {"sources": {"web": {"path": "data"}}}, "data": {"seq_len": 16, "workers": 0}}
@@ -101,6 +113,9 @@ def exported(folder: Path) -> None:
     for name in ("run", "data"):
         shutil.rmtree(folder / name)
     (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": p, "id": 1}) + "\n" for p in ("Cats", "A mat")))
+    (folder / "text.txt").write_text("Nothing happened in the morning. It rained later. " * 5)
+    fact = {"input": "John went to the hallway. Mary moved to the bathroom.", "question": "Where is John?"}
+    (folder / "qa1.jsonl").write_text(json.dumps({**fact, "target": "hallway"}) + "\n")
 
 
 @base

@@ -72,6 +72,10 @@ CASES = [
     Case("generate, exported", "exported", "model/*", "generate model Cats --max-tokens 4", written=True),
     Case("generate, prompts", "exported", "prompts.jsonl",
          "generate model --prompts prompts.jsonl --out answers.jsonl --max-tokens 4", ("answers.jsonl",), written=True),
+    Case("eval, a text", "exported", "text.txt",
+         "eval model --suite multihop background=10 people=2 n=1 text=text.txt --beyond --batch-size 2 --out evals"),
+    Case("eval, facts", "exported", "qa1.jsonl",
+         "eval model --suite babilong task=qa1 n=1 facts=. --beyond --batch-size 2 --out evals"),
     Case("convert, exported", "exported", "model/*", "convert model out --to hf", ("out/*",)),
     Case("convert, hf", "published_hf", "model/*", "convert model out", ("out/*",)),
     Case("convert, lingua", "published_lingua", "model/*", "convert model out", ("out/*",)),
@@ -81,6 +85,9 @@ CASES = [
          "data prepare out --input a.jsonl --input b.jsonl.gz --input c.txt --input d.parquet "
          "--tokenizer tokenizer.json --workers 1 --max-bad 9", ("out/*.ds",), children=True, streams=True),
     Case("data prepare, again", "prepared", "*",
+         "data prepare data --input a.jsonl --tokenizer bytes --validation 0.2 --workers 1", children=True,
+         streams=True),
+    Case("data prepare, half-done", "half_done", "data/work/*",
          "data prepare data --input a.jsonl --tokenizer bytes --validation 0.2 --workers 1", children=True,
          streams=True),
     # answers, to graders

@@ -166,6 +166,8 @@ CODE: dict[str, list[tuple[str, Any]]] = {
     "data.json": [("text.sources.web.path", {"folder": "/etc"}), ("text.sources.web.path", {"folder": "/proc/self"})],
     "index.json": [("splits", {"train": [{"name": "/etc/passwd"}]}), ("tokenizer", "../../etc/passwd")],
     "manifest.json": [("files", {"/etc/passwd": {"size": 1, "sha256": "0"}}), ("files", {"../../config.yaml": {}})],
+    "results.json": [("results", [{"suite": "playground", "name": "copying", "settings": {}, "scores": [], "answers": {
+        "file": file, "count": 1, "sha256": "0" * 64}}]) for file in ("/etc/passwd", "../../config.yaml", "a\0b", 3)],
     "play.json": [("sections", [{"id": "a", "runs": ["../../..", "/etc"]}]), ("command", "\x1b]0;pwned\x07")],
 }  # fmt: skip
 """By file name: keys that refer to code or to another file, and values that a stranger may write. The code is in

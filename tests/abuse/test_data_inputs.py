@@ -6,10 +6,8 @@ import json
 import os
 import resource
 import shutil
-import signal
 import subprocess
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -390,62 +388,6 @@ def test_untrusted_parts_of_a_dump(copying, tmp_path):
 
 
 # -- half-done folders ------------------------------------------------------------------------------------------------
-
-SHARD = {"name": "train-00000.ds", "tokens": 3, "documents": 1, "bytes": 1, "sha256": "0" * 64, "ends_sha256": "0" * 64}
-HALF_DONE = {
-    "done/00000.json": ["[]", "{", "[" * 10**5, '{"train": 3}', '{"train": {}}',
-                        *(json.dumps({"train": SHARD | m}) for m in ({"name": "../x"}, {"tokens": True}, {"a": 1}))],
-    "bad/00000.json": ["[]\n", "{}\n", "x\n", '{"file": 3, "line": 1, "reason": "x"}\n', "[" * 10**5 + "\n",
-                       '{"file": "a", "line": "1", "reason": "x"}\n'],
-    "index.json": ["[]", "{}", "[" * 10**5],
-}  # fmt: skip
-
-
-@pytest.fixture
-def half_done(tmp_path):
-    """All tasks are done, and the index is not written."""
-    (tmp_path / "a.jsonl").write_bytes(jsonl("a"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prepare, "finish", lambda out, max_bad: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            run(tmp_path / "out", tmp_path / "a.jsonl")
-    return tmp_path
-
-
-@contextmanager
-def at_most(seconds):
-    """TimeoutError if the block takes longer, even where it waits in a system call."""
-
-    def interrupt(*_):
-        raise TimeoutError(f"still not done after {seconds} s")
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-
-
-@pytest.mark.parametrize(("name", "content"), [(name, content) for name, all in HALF_DONE.items() for content in all])
-def test_an_untrusted_unfinished_folder(half_done, name, content):
-    path = half_done / "out" / "work" / name
-    path.write_text(content)
-    assert str(path) in one_line(run, half_done / "out", half_done / "a.jsonl")
-
-
-@pytest.mark.parametrize("kind", ["bad", "progress"])
-def test_a_task_that_was_stopped_and_a_fifo(half_done, kind):
-    """Opening a FIFO for writing blocks until it has a reader, so a task first removes what is at its output path."""
-    work = half_done / "out" / "work"
-    for path in (work / kind / "00000.json", work / "done" / "00000.json", *(work / "completions").iterdir()):
-        path.unlink()
-    fifo = special(work / kind / "00000.json", "fifo")
-    with at_most(60):
-        prepared = run(half_done / "out", half_done / "a.jsonl")
-    assert not fifo.is_fifo()
-    assert prepared.splits == run(half_done / "undisturbed", half_done / "a.jsonl").splits
 
 
 def test_an_untrusted_progress_file(tmp_path):

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from kernel_cases import Case, small_tiles
-from torch.utils.checkpoint import checkpoint
 
 from canonlm.ops.kernels import api
 
@@ -46,36 +45,9 @@ def test_opcheck(index):
         torch.library.opcheck(op, args)
 
 
-def block(x, branch, weight, taps, gate_taps, up_taps, reach):
-    """A part of a decoder with every differentiable operator."""
-    assert api.runs_on(x)
-    s, h = api.normed(x, branch, weight, 1e-5, taps, reach=reach)
-    q, k = api.canon([h, h[..., :4]], [taps, taps[:4]], reach=reach)
-    return s + api.gated(h.sin(), h.cos(), [gate_taps, up_taps], reach=reach) + q + k.sum(-1, keepdim=True)
-
-
 def block_inputs():
     case = Case(time=9, sizes=[12, 12, 12], docs=True)
     return leaves([*case.xs[:2], case.taps[0][:, 0, 0] + 1, *case.taps]), case.reach
-
-
-def test_compiled_without_a_graph_break_equals_eager():
-    args, reach = block_inputs()
-    with small_tiles(Case()):
-        eager = block(*args, reach)
-        compiled = torch.compile(block, fullgraph=True, backend="aot_eager")(*args, reach)
-        grads = torch.autograd.grad(eager.square().sum(), args)
-        compiled_grads = torch.autograd.grad(compiled.square().sum(), args)
-    torch.testing.assert_close(compiled, eager)
-    torch.testing.assert_close(compiled_grads, grads)
-
-
-def test_activations_computed_again_equal_kept_ones():
-    args, reach = block_inputs()
-    with small_tiles(Case()):
-        grads = torch.autograd.grad(block(*args, reach).square().sum(), args)
-        again = torch.autograd.grad(checkpoint(block, *args, reach, use_reentrant=False).square().sum(), args)
-    assert all(torch.equal(a, b) for a, b in zip(grads, again, strict=True))
 
 
 OPERATORS = {

@@ -1,8 +1,6 @@
 """Where kernels replace calls of modules, and where they must not; compilers, checkpointing, folders."""
 
 import copy
-import subprocess
-import sys
 import warnings
 
 import pytest
@@ -211,23 +209,3 @@ def test_a_transformers_model_with_canon_layers():
     for one, other in zip(model.parameters(), plain.parameters(), strict=True):
         assert_close(one.grad, other.grad, atol=1e-5, rtol=1e-3)
     assert count.keys() == {"conv", "conv_with_state", "conv_backward"}
-
-
-def test_a_self_contained_folder_needs_no_kernels(tmp_path):
-    """Triton is installed, and its use is requested."""
-    model = tiny_model("llama+canon")
-    model.save_pretrained(tmp_path / "model", self_contained=True)
-    # With a cache, PyTorch computes Canon-B here as in the folder; without one, numba would, which the folder lacks.
-    with kernels(on=False), torch.no_grad():
-        torch.save(model(tokens(2, 5)).logits, tmp_path / "logits.pt")
-    code = f"""
-import sys
-sys.modules["canonlm"] = None
-import torch
-from transformers import AutoModelForCausalLM
-model = AutoModelForCausalLM.from_pretrained({str(tmp_path / "model")!r}, trust_remote_code=True).eval()
-ids = torch.randint(1, 23, (2, 5), generator=torch.Generator().manual_seed(5))
-assert torch.equal(model(ids).logits, torch.load({str(tmp_path / "logits.pt")!r}))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr

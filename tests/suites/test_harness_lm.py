@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import CONTEXT, SENTENCES, make_decoder, make_tokenizer, save_llama
+from tiny_models import CONTEXT, SENTENCES, make_decoder, make_tokenizer
 
 pytest.importorskip("lm_eval")
 
@@ -63,13 +63,6 @@ def written(lm):
 
 def subject(arch, dtype=torch.float32, **about):
     return Subject(make_decoder(arch, dtype), make_tokenizer(), {"source": arch, **about})
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("llama")
-    save_llama(folder)
-    return str(folder)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import SENTENCES, make_decoder, make_tokenizer, save_llama
+from tiny_models import SENTENCES, make_decoder, make_tokenizer
 from typer.testing import CliRunner
 
 pytest.importorskip("lm_eval")
@@ -74,13 +74,6 @@ def write_task(folder, name, stock, splits, cache):
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("llama")
-    save_llama(folder)
-    return str(folder)
-
-
-@pytest.fixture(scope="module")
 def subjects(llama):
     return {
         "a Llama of transformers": open_model(llama, device="cpu"),
@@ -123,15 +116,6 @@ def include(tmp_path_factory, subjects):
     (folder / "local_fewer.yaml").write_text("group: local_fewer\ntask: [local_piqa]\nnum_fewshot: 0\n")
     (folder / "local_all.yaml").write_text("group: local_all\ntask: [local_choice, local_wikitext, local_trivia]\n")
     return str(folder)
-
-
-@pytest.fixture
-def _local_tasks_only(monkeypatch):
-    """Reading the harness's thousands of files takes seconds, so it is done once in this module."""
-    TaskManager = lm_eval.tasks.TaskManager
-    monkeypatch.setattr(
-        lm_eval.tasks, "TaskManager", lambda **settings: TaskManager(include_defaults=False, **settings)
-    )
 
 
 def by_measure(scores, **slice):

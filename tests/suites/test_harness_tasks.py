@@ -48,15 +48,6 @@ def manager():
     return lm_eval.tasks.TaskManager(include_defaults=False, include_path=paths)
 
 
-@pytest.fixture
-def _local_tasks_only(monkeypatch):
-    """Reading the harness's thousands of files takes seconds, so it is done once in this module."""
-    TaskManager = lm_eval.tasks.TaskManager
-    monkeypatch.setattr(
-        lm_eval.tasks, "TaskManager", lambda **settings: TaskManager(include_defaults=False, **settings)
-    )
-
-
 def members(manager, name):
     config = manager.task_index[name].cfg
     return [member if isinstance(member, str) else member["task"] for member in config["task"]]

@@ -373,7 +373,7 @@ def together(start, tmp_path):
         rendezvous = tmp_path / f"rendezvous-{time.monotonic_ns()}"
         processes = [start(_process, rank, size, rendezvous, act, args) for rank in range(size)]
         for process in processes:
-            process.join(90)
+            process.join(600)
         codes = [process.exitcode for process in processes]
         for process in processes:
             process.kill()
@@ -427,24 +427,7 @@ def load_alone(folder, expected, step):
 
 
 @pytest.mark.slow
-def test_written_by_two_read_by_any(together, tmp_path, warnings):
-    fsdp, tp, old = tmp_path / "fsdp", tmp_path / "tp", tmp_path / "fsdp-expected-1.pt"
-    together(2, _save, "fsdp", fsdp, tmp_path / "fsdp-expected")
-    names = {path.name for path in (fsdp / "step-00000002").iterdir()}
-    assert names == {"__0_0.distcp", "__1_0.distcp", ".metadata", "manifest.json"}
-    load_alone(fsdp, tmp_path / "fsdp-expected-2.pt", 2)
-    together(2, _load, "tp", fsdp, tmp_path / "fsdp-expected-2.pt", 2)
-    together(2, _save, "tp", tp, tmp_path / "tp-expected")
-    load_alone(tp, tmp_path / "tp-expected-2.pt", 2)
-
-    (fsdp / "step-00000002" / "__1_0.distcp").unlink()
-    load_alone(fsdp, old, 1)
-    assert "step-00000002: __1_0.distcp is missing" in warnings()[-1]
-    together(2, _load, "fsdp", fsdp, old, 1)
-
-
-@pytest.mark.slow
-def test_written_by_two_and_by_four(together, tmp_path):
+def test_written_by_some_read_by_any(together, tmp_path, warnings):
     for size, layout, other, layout_there in (
         (2, "fsdp", 4, "hsdp"),
         (4, "hsdp", 4, "fsdp+tp"),
@@ -454,6 +437,11 @@ def test_written_by_two_and_by_four(together, tmp_path):
         together(size, _save, layout, folder, expected)
         together(other, _load, layout_there, folder, f"{expected}-2.pt", 2)
         load_alone(folder, f"{expected}-2.pt", 2)
+    fsdp = tmp_path / "by-2-fsdp"
+    (fsdp / "step-00000002" / "__1_0.distcp").unlink()
+    load_alone(fsdp, tmp_path / "expected-2-fsdp-1.pt", 1)
+    assert "step-00000002: __1_0.distcp is missing" in warnings()[-1]
+    together(2, _load, "fsdp", fsdp, tmp_path / "expected-2-fsdp-1.pt", 1)
 
 
 def _no_room(*_):
