@@ -94,7 +94,7 @@ def half_done(folder: Path) -> None:
 
     text(folder / "a.jsonl")
     with patch.object(prepare, "finish", side_effect=KeyboardInterrupt), suppress(KeyboardInterrupt):
-        prepare.prepare(folder / "data", [str(folder / "a.jsonl")], tokenizer="bytes", validation=0.2, workers=1)
+        prepare.prepare(Path("data"), ["a.jsonl"], tokenizer="bytes", validation=0.2, workers=1)
 
 
 @base

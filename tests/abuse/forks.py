@@ -195,7 +195,7 @@ def _live(work: Callable[[], int], folder: Path, notes: Path, mark: str) -> None
 
 def _is_inner(path: str) -> bool:
     """Whether a file lies in a folder that the command names: a file that it names may be a link."""
-    return os.path.basename(path) not in map(os.path.basename, sys.argv)
+    return os.path.basename(path) not in {os.path.basename(each.rpartition("=")[2]) for each in sys.argv}
 
 
 def _place(path: str) -> str:
