@@ -73,7 +73,7 @@ CASES = [
     Case("generate, prompts", "exported", "prompts.jsonl",
          "generate model --prompts prompts.jsonl --out answers.jsonl --max-tokens 4", ("answers.jsonl",), written=True),
     Case("eval, a text", "exported", "text.txt",
-         "eval model --suite multihop background=9 people=2 n=1 text=text.txt --beyond-context --batch-size 2 --out out",
+         "eval model --suite multihop background=9 people=2 n=1 text=text.txt --beyond-context --out out",
          streams=True),
     Case("eval, facts", "exported", "qa1.jsonl",
          "eval model --suite babilong task=qa1 n=1 facts=. --beyond-context --batch-size 2 --out evals"),
