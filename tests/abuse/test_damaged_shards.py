@@ -462,6 +462,14 @@ def test_invalid_document_ends(prepared, tmp_path, monkeypatch, name, block):
         TextStream({"a": (Dataset(tmp_path), "train", 1)}, 0, 4, True).rows(0, 1)
 
 
+def test_the_largest_token_and_empty_documents_are_accepted(prepared, tmp_path):
+    prepared(tmp_path / "large", {"train": [[[65_535] * 20]]}, vocab_size=65_536)
+    stream = TextStream({"a": (Dataset(tmp_path / "large"), "train", 1)}, 0, 4, False)
+    assert int(stream.rows(0, 3).input_ids.max()) == 65_535
+    prepared(tmp_path, {"train": [[[], [1, 2, 3], [], [], [4, 5]]]})
+    assert TextStream({"a": (Dataset(tmp_path), "train", 1)}, 0, 4, True).rows(0, 1).doc_ids.tolist() == [[0, 0, 0, 1]]
+
+
 def test_a_file_truncated_after_it_was_checked(prepared, tmp_path):
     """Reading the mapped memory beyond its end would kill the process."""
     dataset = Dataset(prepared(tmp_path, {"train": [[list(range(5000))]]}, vocab_size=5000))

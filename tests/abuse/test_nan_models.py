@@ -100,6 +100,15 @@ def test_the_playground(tmp_path, capsys, kind):
     assert isinstance(task, Capo) or total >= 4
 
 
+def test_some_questions_are_a_warning(partly, tmp_path, capsys):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("All is well\nQuestions\nand so on\n")
+    generate = ("generate", str(partly), "--prompts", str(prompts), *BYTES, "--max-tokens", "4")
+    assert main([*generate, "--out", str(tmp_path / "answers.jsonl")]) == 0
+    assert error_line(capsys) == "canonlm: the model's logits are not finite (NaN) in 1 of 3 prompts"
+    assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 3
+
+
 def test_some_questions_of_a_suite_are_a_warning(tmp_path, capsys):
     questions = MultiHop(MultiHopSettings(people=2, n=6), len)
     prompts = [questions[index].prompt for index in range(6)]
@@ -124,6 +133,12 @@ def test_generation(model, tmp_path, capsys):
         error_line(capsys) == "canonlm: the model's logits are not finite (NaN) in 2 of 2 prompts: nothing is written"
     )
     assert not out.exists()
+
+
+@pytest.mark.parametrize("sampling", [(), ("--temperature", "1", "--top-k", "4", "--top-p", "0.9")])
+def test_sampling(model, capsys, sampling):
+    assert main(["generate", str(model), "Hello", "--tokenizer", "bytes", *sampling]) == 1
+    error_line(capsys)
 
 
 @pytest.mark.slow
