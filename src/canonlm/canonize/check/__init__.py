@@ -97,7 +97,7 @@ def _place(raised: BaseException) -> str:
     """The innermost line of code that is not part of an installed package, else of a model of the library or of ours,
     else of any."""
     frames = extract_tb(raised.__traceback__)
-    check = f"{_OURS}check/"
+    check = f"{_OURS}canonize/check/"
 
     def own(frame: FrameSummary) -> bool:
         return not frame.filename.startswith(_INSTALLED)
