@@ -207,7 +207,9 @@ def test_errors_in_the_models_code_are_failures(how, cases, detail):
     assert {each.case for each in outcomes if each.state in ("failed", "differs")} - {"packed documents"} == cases
     assert check.complaints(outcomes)
     failed = [each.detail for each in outcomes if each.state == "failed"]
-    where = {"shape": r"check/reference\.py", "nan": r"generation/utils\.py"}.get(how, r"test_check\.py")  # nan: sampling
+    where = {"shape": r"check/reference\.py", "nan": r"generation/utils\.py"}.get(
+        how, r"test_check\.py"
+    )  # nan: sampling
     assert [text for text in failed if not re.search(rf"{where}:\d+: {re.escape(detail)}", text)] == []
 
 
