@@ -543,4 +543,4 @@ def test_all_texts_of_a_run_share_one_vocabulary(web, prepared_text, tmp_path):
     (web / "index.json").write_text(json.dumps({**content, "vocab_size": 300}))
     both = {"a": {"path": str(prepared_text)}, "b": {"path": str(web)}}
     with pytest.raises(ValueError, match=r"text\.sources\.b\.path: expected text with a vocabulary of 258 tokens"):
-        loop.reading.complete(run(web, text={"sources": both | {"web": {"path": str(prepared_text)}}}))
+        loop.data.complete(run(web, text={"sources": both | {"web": {"path": str(prepared_text)}}}))

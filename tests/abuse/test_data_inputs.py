@@ -134,8 +134,8 @@ def test_gigabytes_of_text_in_a_small_file(tmp_path):
     reason = "more than 268,435,456 bytes of text in a file of "
     assert reason in one_line(run, tmp_path / "out", tmp_path / "qa1.parquet")
     assert reason in one_line(facts.read, str(tmp_path), "qa1", "0k", padded=False)
-    parquet_guard = ["a" * 2**23, *(f"{number}" + "a" * 2**23 for number in range(99))]  # each page is allowed
-    columns = dict.fromkeys(("input", "question", "target"), parquet_guard)
+    texts = ["a" * 2**23, *(f"{number}" + "a" * 2**23 for number in range(99))]  # each page is allowed
+    columns = dict.fromkeys(("input", "question", "target"), texts)
     pq.write_table(pa.table(columns), tmp_path / "qa1.parquet", compression="zstd", row_group_size=10)
     assert "bytes in a file of" in one_line(facts.read, str(tmp_path), "qa1", "0k", padded=False)
 

@@ -35,7 +35,7 @@ MISTAKES = [
     (play("copying", "--arch", "lama"), 'unknown architecture "lama". Did you mean "llama"?'),
     (play("copying", "--arch", "llama,"), 'unknown architecture "".'),
     (play("copying", "--arch", "llama+cannon"), 'unknown architecture modifier "+cannon". Did you mean "+canon"?'),
-    (play("copying", "--arch", "llama+canon=AX"), "+canon: expected letters out of A, b, B, C, D, Q, K, V, O, M, E"),
+    (play("copying", "--arch", "llama+canon=AX"), "+canon: expected letters out of E, A, b, B, Q, K, V, O, C, D, M"),
     (play("copying", "--arch", "llama+rope=0.3"), "+rope: expected a share from 0 to 1 of each head"),
     (play("copying", "--preset", "tinny"), 'unknown preset "tinny". Did you mean "tiny"?'),
     (

@@ -155,12 +155,12 @@ def test_moved_text_is_recognised_by_its_sha256(text, tiny, settings, tmp_path, 
         return settings(text={"sources": sources, "validation": {"held out": str(folder / "digits")}})
 
     run = tmp_path / "run"
-    train(data(text), tmp_path / "undisturbed")
+    train(reading(text), tmp_path / "undisturbed")
     shutil.copytree(text, tmp_path / "here")
-    train(data(tmp_path / "here"), run)
+    train(reading(tmp_path / "here"), run)
     tiny.back_to(run, 15)
     (tmp_path / "here").rename(tmp_path / "there")
-    train(data(tmp_path / "there"), run)
+    train(reading(tmp_path / "there"), run)
     tiny.same(run, tmp_path / "undisturbed")
     assert str(tmp_path / "there") in (run / "config.yaml").read_text()
     for noted in json.loads((run / "data.json").read_text()).values():
@@ -170,7 +170,7 @@ def test_moved_text_is_recognised_by_its_sha256(text, tiny, settings, tmp_path, 
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     (tmp_path / "there" / "digits").rename(tmp_path / "there" / "numbers")
     shutil.copytree(tmp_path / "there" / "letters", tmp_path / "there" / "digits")
-    (tmp_path / "run.yaml").write_text(data(tmp_path / "there").to_yaml())
+    (tmp_path / "run.yaml").write_text(reading(tmp_path / "there").to_yaml())
     for command in (["train"], ["launch", "--local", "2"], ["launch", "--slurm", "tasks=2", "time=5"]):
         assert main([command[0], str(tmp_path / "run.yaml"), *command[1:], "--out", str(run)]) == 2
         error = capsys.readouterr().err
