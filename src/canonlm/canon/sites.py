@@ -115,7 +115,8 @@ def parse(text: str, *, key: str = "sites", default: Variant = Variant()) -> dic
     """
     if not isinstance(text, str):
         raise expected(key, 'letters such as "ABCD"', text)
-    known, variants = letters(), dict[str, Variant]()
+    known = letters()
+    variants: dict[str, Variant] = {}
     for group in re.split("[,;]", text) if text else []:
         chosen, *flags = group.strip().split(":")
         if not chosen or set(chosen) - {*known}:

@@ -5,10 +5,9 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Literal
 
+from canonlm.core.files import temporary_folder
 from canonlm.launch import local, queue
 from canonlm.launch.grid import PlannedRun
 from canonlm.launch.plan import START_SECONDS, Timed, time_left, tokens_of
@@ -83,8 +82,8 @@ def run_grid(runs: Sequence[PlannedRun], jobs: int, show: Callable[[list[Progres
         if any(changed):
             show(shown)
 
-    with TemporaryDirectory(prefix="canonlm-play-") as leases:
-        queue.work(Path(leases), lambda: runs, jobs=jobs, on_event=on_event, on_poll=on_poll, tries=1)
+    with temporary_folder(runs[0].folder.with_name("leases")) as leases:  # no other worker may join
+        queue.work(leases, lambda: runs, jobs=jobs, on_event=on_event, on_poll=on_poll, tries=1)
     on_poll()
     return shown
 

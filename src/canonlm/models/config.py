@@ -6,6 +6,7 @@ import sys
 from dataclasses import asdict
 from typing import Any, ClassVar
 
+import torch
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.activations import ACT2FN
 
@@ -26,8 +27,13 @@ INITIALIZERS = ("normal", "fan_in", "truncated")
 STD_FACTORS = ("disabled", "current_depth", "global_depth", "dim_ratio")
 Z_LOSSES = ("logsumexp", "squared_nll")
 
-parse_sites = functools.lru_cache(maxsize=None)(parse)
-"""The sites of a text. They are parsed once, although a configuration's text may change at any time."""
+_parsed = functools.lru_cache(maxsize=None)(parse)
+
+
+def parse_sites(text: str, **options: Any) -> dict[str, Variant]:
+    """The sites of a text: parsed once, as the text may be read at any time. A compiler would warn of the cache."""
+    return (parse if torch.compiler.is_compiling() else _parsed)(text, **options)
+
 
 OF_EXPERTS: dict[str, float] = {"num_experts": 32, "expert_capacity": 2.0, "router_loss_weight": 0.01}
 """Fields of mixtures of experts, with their defaults. Other models have None there: tools (vLLM, llama.cpp) take any
