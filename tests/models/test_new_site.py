@@ -38,7 +38,7 @@ def site(tmp_path, monkeypatch):
     yield
     SITES.clear()
     SITES.update(before)
-    configuration.parse_sites.cache_clear()
+    configuration._parsed.cache_clear()
     del importlib.sys.modules["site_of_a_test"]
 
 
