@@ -152,6 +152,18 @@ def test_modules_import_only_each_other_and_installed_packages(family):
                 assert {alias.name.split(".")[0] for alias in node.names} <= INSTALLED
 
 
+@pytest.mark.slow
+def test_no_missing_names_and_no_unused_imports(tmp_path):
+    pytest.importorskip("ruff")
+    for family in FAMILIES:
+        (tmp_path / family).mkdir()
+        for name, text in modules_of(family).items():
+            (tmp_path / family / f"{name}.py").write_text(text)
+    ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F", str(tmp_path)]
+    checked = subprocess.run(ruff, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout
+
+
 def test_only_used_code_is_included():
     llama, gdn = modules_of("llama"), modules_of("gdn")
     assert not {"gla", "gdn", "mamba2", "recurrent", "ssd", "fla"} & llama.keys()

@@ -63,12 +63,12 @@ def test_retrieval_against_the_best_linear_model():
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "flat", "verdict"),
+    ("low", "high", "no_gain", "verdict"),
     [
         (0.1, 2, False, "supported"), (-2, -0.1, False, "contradicted"), (-1, 1, False, "undecided"),
         (-0.9, 0.9, True, "supported"), (-0.9, 1.1, True, "undecided"), (1.1, 3, True, "contradicted"),
     ],
 )  # fmt: skip
-def test_verdicts(low, high, flat, verdict):
-    test = TableTest(pairs="Llama", scores={}, flat=flat)
+def test_verdicts(low, high, no_gain, verdict):
+    test = TableTest(pairs="Llama", scores={}, no_gain=no_gain)
     assert Retest(test, "", (0.0,), low, high, 0, 0, "").verdict == verdict

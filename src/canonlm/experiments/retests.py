@@ -41,7 +41,7 @@ class TableTest(Settings):
     theirs: list[list[str]] = []
     scores: dict[str, str]  # columns of the tables, and what the paper says
     confounder: str = ""  # what else might make the difference
-    flat: bool = False  # whether the claim is that there is no gain
+    no_gain: bool = False  # the claim is that there is none
     note: str = ""  # what else to know
 
 
@@ -71,7 +71,7 @@ class Retest:
         """supported, contradicted or undecided. A confounder leaves every difference undecided."""
         if self.test.confounder:
             return "undecided"
-        if self.test.flat:
+        if self.test.no_gain:
             outside = self.low > FLAT or self.high < -FLAT
             return "supported" if self.low > -FLAT and self.high < FLAT else "contradicted" if outside else "undecided"
         return "supported" if self.low > 0 else "contradicted" if self.high < 0 else "undecided"

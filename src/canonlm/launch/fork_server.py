@@ -157,7 +157,7 @@ def main() -> None:
 
 
 def serve(requests: int, replies: int) -> dict[str, Any] | None:
-    """Fork for every command until there are no more requests. Returns the request in the fork that is for it."""
+    """Fork for every command until there are no more requests. In a fork, returns the request that it has to run."""
     running: dict[int, int] = {}  # process id -> id of the request
     rest = b""
     while True:
