@@ -1,6 +1,8 @@
 """Plans are functions of the finished runs, and verdicts of the seeds' results, on synthetic outcomes."""
 
+import itertools
 import json
+import math
 import random
 from pathlib import Path
 
@@ -130,6 +132,26 @@ def test_a_rate_at_which_a_run_failed_is_out(mine):
     }
     point = grid.Point("depo-micro", "llama", None, None)
     assert grid.tuned(experiment, point, outcomes) == 1e-3
+
+
+def test_rates_go_on_beyond_the_edge_until_the_best_is_inside(mine, tmp_path):
+    mine()
+    path = tmp_path / "mine.yaml"
+    path.write_text(path.read_text().replace("depo-micro", "depo-atlas"))
+    experiment = schema.load(str(path))
+
+    def scores(arch, rate, seed):
+        return 0.5 + rate if arch == "llama" else 1 - abs(math.log10(rate / 1e-2))  # ever better; best at 1e-2
+
+    outcomes = finish(experiment, scores)
+    tried = {arch: grid.rates_tried(experiment, grid.Point("depo-atlas", arch, None, None), outcomes)
+             for arch in ("llama", "llama+canon")}  # fmt: skip
+    assert tried == {"llama": (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1), "llama+canon": (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)}
+    reported = [run.config.train for run in plan([experiment], "micro", OUT, outcomes)
+                if run.config.train.eval_split == "test"]  # fmt: skip
+    assert {(train.optim.lr, train.seed) for train in reported} == set(itertools.product((1e-1, 1e-2), range(200, 220)))
+    [verdict] = judge(experiment, "micro", outcomes)
+    assert verdict.compared[0].at_edge == ("llama",)
 
 
 @pytest.mark.parametrize(

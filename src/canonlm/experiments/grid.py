@@ -3,13 +3,14 @@
 A run is named by its identity (`canonlm.runs.identity`), so experiments that need the same run share it.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from types import MappingProxyType
 from typing import NamedTuple
 
 from canonlm.experiments.outcomes import Outcome, diverged, score
-from canonlm.experiments.schema import At, Experiment, Setting, parse_size, places
+from canonlm.experiments.schema import FIRST_TUNING_SEED, At, Experiment, Setting, parse_size, places
 from canonlm.launch.recipes import Preset, load_preset
 from canonlm.runs.identity import identity, slug
 from canonlm.runs.seed_statistics import best_rate
@@ -18,9 +19,6 @@ from canonlm.train.config import RunConfig, resolve
 from canonlm.train.load_config import merge, outside_of
 
 SEEDS_OF_A_SET = 1000
-FIRST_TUNING_SEED = 100
-"""Within a seed set, reported seeds begin at 0 and tuning seeds at 100: no run of one kind sees data or questions of
-the other."""
 
 Outcomes = Mapping[str, Outcome | None]
 """Outcomes of finished runs by name; None for a run that has failed for good."""
@@ -85,8 +83,9 @@ def first_look_runs(
     return runs
 
 
-def tuning_runs(experiment: Experiment, point: Point) -> list[GridRun]:
-    rates = rates_of(experiment.settings[point.setting], point.difficulty)
+def tuning_runs(experiment: Experiment, point: Point, outcomes: Outcomes = MappingProxyType({})) -> list[GridRun]:
+    """The runs that choose the rate. outcomes: of those that are done, which may ask for rates beyond the setting's."""
+    rates = rates_tried(experiment, point, outcomes)
     return [run for rate in rates for run in _of_rate(experiment, point, rate)]
 
 
@@ -99,8 +98,8 @@ def _of_rate(experiment: Experiment, point: Point, rate: float) -> list[GridRun]
 
 
 def fresh_run(experiment: Experiment, point: Point, rate: float, number: int) -> GridRun:
-    """number: of the seed in the experiment's seed set."""
-    return _run(experiment, point, rate, number, "test")
+    """number: of the seed among the setting's reported ones."""
+    return _run(experiment, point, rate, experiment.settings[point.setting].first_seed + number, "test")
 
 
 def reported(experiment: Experiment, point: Point, outcomes: Outcomes, seeds: int) -> list[GridRun]:
@@ -115,8 +114,35 @@ def reported(experiment: Experiment, point: Point, outcomes: Outcomes, seeds: in
 def tuned(experiment: Experiment, point: Point, outcomes: Outcomes) -> float | None:
     """The rate whose tuning seeds have the best mean score, the smallest of equal ones; None while a tuning run is not
     done, or if all rates have failed. A rate at which a run failed or diverged does not count."""
+    return _best_of(experiment, point, rates_tried(experiment, point, outcomes), outcomes)
+
+
+def rates_tried(experiment: Experiment, point: Point, outcomes: Outcomes) -> tuple[float, ...]:
+    """The rates that a point is tuned over: those of its setting, then more beyond an edge while the best one is there,
+    `widen` at most."""
+    setting = experiment.settings[point.setting]
+    rates = rates_of(setting, point.difficulty)
+    for _ in range(setting.widen):
+        tried = sorted(rates)
+        best = _best_of(experiment, point, rates, outcomes)
+        if best == tried[-1]:
+            rates = (*rates, _beyond(tried))
+        elif best == tried[0]:
+            rates = (*rates, _beyond(tried[::-1]))
+        else:
+            break
+    return rates
+
+
+def _beyond(rates: Sequence[float]) -> float:
+    """The next rate after the last: 3e-4, 1e-3, 3e-3 → 1e-2."""
+    period = min(2, len(rates) - 1)
+    return float(f"{rates[-period] * rates[-1] / rates[-1 - period]:.6g}")
+
+
+def _best_of(experiment: Experiment, point: Point, rates: Sequence[float], outcomes: Outcomes) -> float | None:
     setting, means = experiment.settings[point.setting], {}
-    for rate in rates_of(setting, point.difficulty):
+    for rate in rates:
         names = [run.name for run in _of_rate(experiment, point, rate)]
         if any(name not in outcomes for name in names):
             return None
@@ -127,9 +153,9 @@ def tuned(experiment: Experiment, point: Point, outcomes: Outcomes) -> float | N
     return best_rate(means) if means else None
 
 
-def at_edge(experiment: Experiment, point: Point, rate: float | None) -> bool:
+def at_edge(experiment: Experiment, point: Point, rate: float | None, outcomes: Outcomes) -> bool:
     """Whether the rate is the smallest or the largest of several rates that were tried."""
-    tried = rates_of(experiment.settings[point.setting], point.difficulty)
+    tried = rates_tried(experiment, point, outcomes)
     return len(tried) > 1 and rate in (min(tried), max(tried))
 
 

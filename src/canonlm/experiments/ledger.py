@@ -45,12 +45,13 @@ def export(experiments: Iterable[Experiment], scale: str, out: Path, folder: Pat
     not read again. Returns the number of added runs."""
     experiments, added = list(experiments), 0
     existing = read(folder)
-    plan = {run.name: run for run in plan_of(experiments, scale, out, outcomes_of(experiments, scale, out, existing))}
+    outcomes = outcomes_of(experiments, scale, out, existing)
+    plan = {run.name: run for run in plan_of(experiments, scale, out, outcomes)}
     points = {
         run.name: point
         for experiment in experiments
         for point in grid.points(experiment, scale)
-        for run in _all_of(experiment, point, plan)
+        for run in _all_of(experiment, point, plan, outcomes)
     }
     new: dict[str, list[dict[str, str]]] = {}
     for name, point in points.items():
@@ -87,10 +88,12 @@ def outcomes_of(
     return outcomes
 
 
-def _all_of(experiment: Experiment, point: grid.Point, plan: Mapping[str, object]) -> Iterator[grid.GridRun]:
+def _all_of(
+    experiment: Experiment, point: grid.Point, plan: Mapping[str, object], outcomes: grid.Outcomes
+) -> Iterator[grid.GridRun]:
     setting = experiment.settings[point.setting]
-    yield from grid.tuning_runs(experiment, point)
-    for rate in grid.rates_of(setting, point.difficulty):
+    yield from grid.tuning_runs(experiment, point, outcomes)
+    for rate in grid.rates_tried(experiment, point, outcomes):
         for seed in range(max(setting.looks, default=0)):
             if (run := grid.fresh_run(experiment, point, rate, seed)).name in plan:
                 yield run

@@ -19,7 +19,7 @@ def plan(
     for experiment in experiments:
         chosen = {point: tuned(experiment, point, outcomes) for point in points(experiment, scale, only)}
         seeds = {point: _seeds_of(experiment, scale, point, outcomes) for point in chosen}
-        trained = [run for point in chosen for run in tuning_runs(experiment, point)]
+        trained = [run for point in chosen for run in tuning_runs(experiment, point, outcomes)]
         for seed in range(max(seeds.values(), default=0)):
             for point, rate in chosen.items():
                 if rate is not None and seed < seeds[point]:

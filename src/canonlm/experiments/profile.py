@@ -86,7 +86,7 @@ def runs_of(experiment: Experiment, outcomes: grid.Outcomes) -> list[grid.GridRu
     runs: dict[str, grid.GridRun] = {}
     for point in grid.points(experiment, SCALE):
         task = experiment.settings[point.setting]
-        tuning = grid.tuning_runs(experiment, point)
+        tuning = grid.tuning_runs(experiment, point, outcomes)
         rates = grid.rates_of(task, point.difficulty)
         rate = grid.tuned(experiment, point, outcomes)
         if rate is None and not all(run.name in outcomes for run in tuning):

@@ -168,7 +168,7 @@ def _arm(
     setting = experiment.settings[point.setting]
     rate = grid.tuned(experiment, point, outcomes)
     runs = grid.reported(experiment, point, outcomes, _seeds(setting))
-    tried = {run.name for run in (*grid.tuning_runs(experiment, point), *runs)}
+    tried = {run.name for run in (*grid.tuning_runs(experiment, point, outcomes), *runs)}
     done = {run.name: outcome for run in runs if (outcome := outcomes.get(run.name))}
     config = grid.tuning_runs(experiment, point)[0].config
     model = build_model(config, "meta")
@@ -177,7 +177,7 @@ def _arm(
     return Arm(
         label,
         rate,
-        grid.at_edge(experiment, point, rate),
+        grid.at_edge(experiment, point, rate, outcomes),
         tuple(done),
         tuple(done.values()),
         sum(name in outcomes and outcomes[name] is None for name in tried),

@@ -13,7 +13,15 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, field_validator, model_validator
+from pydantic import (
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from canonlm.core.errors import InvalidSetting, brief, expected, refused, unknown
 from canonlm.core.safe_yaml import read_yaml
@@ -27,6 +35,9 @@ HERE = Path(__file__).parent
 FIGURES, SETTINGS = HERE / "figures", HERE / "settings.yaml"
 SCALES = ("micro", "small", "paper")
 MAX_SEED_SET = 10**6
+FIRST_TUNING_SEED = 100
+"""Within a seed set, fresh seeds begin at a setting's `first_seed` and tuning seeds at 100: no run of one kind sees data
+or questions of the other."""
 Scale = Literal["micro", "small", "paper"]
 M = TypeVar("M", bound=Settings)
 _SIZE = re.compile(r"(\d+)L(\d+)D(?:(\d+)H)?")
@@ -45,6 +56,8 @@ class Setting(Settings):
     choose_on: Literal["validation", "test"] = "validation"  # test: as the paper did, on the runs that are reported
     looks: dict[Annotated[int, Field(ge=2)], Annotated[float, Field(gt=0, le=0.05)]] = {}
     # fresh seeds at which a verdict may be given, and the error that each look may make: {5: 0.02, 10: 0.03}
+    first_seed: NonNegativeInt = 0  # of the fresh seeds: later ones where earlier ones have been looked at
+    widen: NonNegativeInt = 0  # the max number of rates to add beyond an edge, while the best rate is there
     slices: list[str] = []  # whose mean is the score; empty: all of the task's primary scale
     measure: str | None = None  # a measure of the evaluation in place of accuracies. Of text: loss
     two_state: bool = True  # a run either solves the task or does not, so intervals assume no distribution
@@ -56,6 +69,15 @@ class Setting(Settings):
             raise expected("looks", "numbers of fresh seeds if choose_on is validation, else none", self.looks)
         if sum(self.looks.values()) > 0.05 + 1e-9:
             raise expected("looks", "levels that add up to at most 0.05", self.looks)
+        return self
+
+    @model_validator(mode="after")
+    def _judged_seeds_are_fresh(self) -> "Setting":
+        last = self.first_seed + max(self.looks, default=0)
+        if self.looks and self.first_seed < FIRST_TUNING_SEED + self.tuning_seeds and last > FIRST_TUNING_SEED:
+            raise expected(
+                "first_seed", f"fresh seeds apart from the tuning seeds, from {FIRST_TUNING_SEED}", self.first_seed
+            )
         return self
 
     @model_validator(mode="after")
@@ -268,8 +290,9 @@ def named(
 
 
 def _registered(setting: Setting) -> dict[str, Any]:
-    """The fields in an experiment's sha256. Earlier versions had no variants: empty ones are left out."""
-    return setting.model_dump(exclude=set() if setting.variants else {"variants"})
+    """The fields in an experiment's sha256. Earlier versions did not have all: those at their default are left out."""
+    later = {name for name in ("variants", "first_seed", "widen") if not getattr(setting, name)}
+    return setting.model_dump(exclude=later)
 
 
 def _refuse_code(experiment: Experiment) -> None:

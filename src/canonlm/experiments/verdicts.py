@@ -152,9 +152,9 @@ class _Arm(NamedTuple):
 def _tested(experiment: Experiment, at: At, arm: str, measure: str | None, outcomes: Outcomes, seeds: int) -> _Arm:
     points = points_of(experiment, at, arm)
     rates = tuple(tuned(experiment, point, outcomes) for point in points)
-    edge = any(at_edge(experiment, point, rate) for point, rate in zip(points, rates, strict=True))
+    edge = any(at_edge(experiment, point, rate, outcomes) for point, rate in zip(points, rates, strict=True))
     fresh = [reported(experiment, point, outcomes, seeds) for point in points]
-    runs = [run.name for point in points for run in tuning_runs(experiment, point)]
+    runs = [run.name for point in points for run in tuning_runs(experiment, point, outcomes)]
     fresh_names = [run.name for of_size in fresh for run in of_size]
     judged = runs if None in rates and all(name in outcomes for name in runs) else fresh_names
     without = tuple(name for name in judged if (outcome := outcomes.get(name)) and diverged(outcome, measure))
