@@ -36,8 +36,8 @@ FIGURES, SETTINGS = HERE / "figures", HERE / "settings.yaml"
 SCALES = ("micro", "small", "paper")
 MAX_SEED_SET = 10**6
 FIRST_TUNING_SEED = 100
-"""Within a seed set, fresh seeds begin at a setting's `first_seed` and tuning seeds at 100: no run of one kind sees data
-or questions of the other."""
+"""Within a seed set, fresh seeds begin at a setting's `first_seed` and tuning seeds at 100: no run of one kind sees
+data or questions of the other."""
 Scale = Literal["micro", "small", "paper"]
 M = TypeVar("M", bound=Settings)
 _SIZE = re.compile(r"(\d+)L(\d+)D(?:(\d+)H)?")
