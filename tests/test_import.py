@@ -25,8 +25,10 @@ LIGHT = "; import sys; heavy = {'torch', 'transformers'} & set(sys.modules); ass
         "import canonlm; dir(canonlm)",
         "import canonlm.cli; assert canonlm.cli.main(['--help']) == 0",
         "import canonlm.tasks, canonlm.report, canonlm.launch.recipes, canonlm.train.config, canonlm.launch.grid",
+        "import canonlm.report.page, canonlm.report.results_page, canonlm.report.claims_page, "
+        "canonlm.report.profile_page",
     ],
-    ids=["canonlm", "help", "tasks and report"],
+    ids=["canonlm", "help", "tasks and report", "pages"],
 )
 def test_imports_are_light(code):
     python(code + LIGHT)

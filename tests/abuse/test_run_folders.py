@@ -23,8 +23,7 @@ from canonlm.report import load_play, tables
 from canonlm.report.page import render
 from canonlm.runs import folder as run_folder
 from canonlm.runs import rows
-from canonlm.runs.follow import Followed
-from canonlm.runs.watch import Watch
+from canonlm.runs.watch import Followed, Watch
 
 HALF = {("k", 1): (50, 100), ("k", 2): (10, 100)}
 LONG = "x" * 100_000
@@ -121,7 +120,7 @@ def test_a_large_file_is_read_by_lines_up_to_a_limit(play, monkeypatch):
     with path.open("a") as file:
         file.truncate(2**40)  # a terabyte of zeros, in a sparse file
     notes = []
-    evals, _, _ = rows.read(path, rows.evaluation, notes)
+    evals, _, _ = rows.read(path, notes)
     assert [row.step for row in evals] == [0, 50]
     assert notes == ["metrics.jsonl is not read beyond 16,384 bytes"]
 
@@ -130,7 +129,7 @@ def test_a_row_after_an_overlong_row_is_read(play, monkeypatch):
     path = play / "runs" / "hurt" / "metrics.jsonl"
     with path.open("a") as file:
         file.write("x" * (2 * rows.MAX_LINE + 7) + "\n" + of_row() + "\n")
-    evals, _, damaged = rows.read(path, rows.evaluation)
+    evals, _, damaged = rows.read(path)
     assert [row.step for row in evals] == [0, 50, 60]
     assert damaged == 3
     followed = Followed(path)

@@ -8,10 +8,10 @@ import pytest
 
 from canonlm import cli
 from canonlm.experiments import grid, schema
-from canonlm.experiments.outcomes import Outcome
 from canonlm.experiments.plan import plan
 from canonlm.experiments.profile import profile, runs_of
 from canonlm.launch.plan import START_SECONDS, Pace, tokens_of
+from canonlm.runs.load import Result, Run
 from canonlm.runs.rows import Count, Evaluation
 from canonlm.train.build import build_model
 from canonlm.train.load_config import create_folder
@@ -23,7 +23,9 @@ def finished(run, accuracy=0.5):
     """A synthetic outcome of a run on Depo."""
     right = round(1000 * accuracy)
     row = Evaluation(run.config.train.steps, {"k=1": Count(right, 1000), "k=2": Count(right, 1000)}, 1.0)
-    return Outcome(row.step, (row,))
+    train = run.config.train
+    return Run(name=run.name, arch=run.config.arch, lr=train.optim.lr, seed=train.seed, steps=row.step, evals=(row,),
+               result=Result(row.step, row))  # fmt: skip
 
 
 def test_runs_are_those_of_the_registered_experiments():

@@ -77,8 +77,8 @@ def test_an_experiment_from_nothing_to_its_verdict(mine, tmp_path, capsys):
     assert cli.main(command) == 0
     first = capsys.readouterr().out
     assert first.count("finished") == 8
-    assert "C01  undecided  mine at micro scale; paper: 0 to 100 %" in first
-    assert "2 seeds each" in first
+    assert "C01  undecided\nThe paper: 0 to 100 %\n  llama+canon - llama: " in first
+    assert "Evidence: mine, micro scale; 8 of 8 runs; 2 seeds each" in first
     [registered] = (out / "experiments").glob("*.json")
     sha = schema.load(str(mine)).sha256
     assert json.loads(registered.read_text())["sha256"] == sha
@@ -88,7 +88,7 @@ def test_an_experiment_from_nothing_to_its_verdict(mine, tmp_path, capsys):
     assert cli.main(command) == 0  # again: nothing is left to do, and the verdict is the same
     again = capsys.readouterr().out
     assert "started" not in again
-    verdict = [line for line in first.splitlines() if line.startswith(("C01", " "))]
+    verdict = first.splitlines()[first.splitlines().index("C01  undecided") :]
     assert again.splitlines() == verdict
     elsewhere = ["replicate", str(mine), "--out", str(tmp_path / "elsewhere"), "--export", str(rows)]
     assert cli.main(elsewhere) == 0  # the rows alone are enough

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from canonlm.experiments import grid, ledger, schema
 from canonlm.experiments.claims import claims, listed
-from canonlm.experiments.outcomes import Outcome, read_outcome
+from canonlm.experiments.outcomes import read_finished
 from canonlm.experiments.plan import plan
 from canonlm.experiments.verdicts import combined, judge
+from canonlm.runs.load import Result, Run
 from canonlm.runs.rows import Count, Evaluation
 
 MINE = """
@@ -41,12 +42,18 @@ def mine(tmp_path):
     return load
 
 
+def finished(*evals):
+    """A finished run with these evaluations."""
+    last = evals[-1]
+    return Run(name="run", arch="llama", lr=1e-3, seed=0, steps=last.step, evals=evals, result=Result(last.step, last))
+
+
 def outcome(accuracy, steps=600, halfway=None):
     def row(step, share):
         right = round(1000 * share)
         return Evaluation(step, {"k=1": Count(right, 1000), "k=2": Count(right, 1000)}, 1.0)
 
-    return Outcome(steps, (row(steps // 2, accuracy if halfway is None else halfway), row(steps, accuracy)))
+    return finished(row(steps // 2, accuracy if halfway is None else halfway), row(steps, accuracy))
 
 
 def finish(experiment, accuracies, outcomes=None):
@@ -218,9 +225,10 @@ def test_a_second_look_is_taken_only_where_the_first_does_not_decide(mine, tmp_p
 def test_the_ledger_round_trips(mine, tmp_path, monkeypatch):
     experiment, out = mine(), tmp_path / "out"
     outcomes = finish(experiment, around(0.9, 0.2))
-    monkeypatch.setattr(ledger, "read_outcome", lambda folder: outcomes.get(folder.name))
+    monkeypatch.setattr(ledger, "read_finished", lambda folder: outcomes.get(folder.name))
     assert ledger.export([experiment], "micro", out, tmp_path / "csv") == 22
-    assert ledger.read(tmp_path / "csv") == outcomes
+    kept = ledger.read(tmp_path / "csv")
+    assert {name: run.evals for name, run in kept.items()} == {name: run.evals for name, run in outcomes.items()}
     assert ledger.export([experiment], "micro", out, tmp_path / "csv") == 0
     monkeypatch.undo()
     assert judge(experiment, "micro", ledger.read(tmp_path / "csv")) == judge(experiment, "micro", outcomes)
@@ -296,7 +304,7 @@ def test_text_is_judged_by_loss_spread_and_loss_beyond_the_context(tmp_path, spr
         for run in new:
             loss = 2 - gain * ("canon" in run.config.arch) + spread * (run.config.train.seed % 5 - 2)
             measures = {"loss": loss, "loss_beyond": 3 + 0.001 * (run.config.train.seed % 5)}
-            outcomes[run.name] = Outcome(600, (Evaluation(600, {}, loss, measures),))
+            outcomes[run.name] = finished(Evaluation(600, {}, loss, measures))
     verdicts = {verdict.claim: verdict for verdict in judge(experiment, "micro", outcomes)}
     assert {claim: verdict.state for claim, verdict in verdicts.items()} == states
     [compared] = verdicts["C42"].compared
@@ -322,7 +330,7 @@ def test_a_run_without_a_finite_loss_counts_as_diverged(tmp_path, is_out, rate, 
         for run in new:
             loss = 2 - 0.5 * ("canon" in run.config.arch) + abs(run.config.train.optim.lr - 3e-3)
             measures = {} if is_out(run.config.train) else {"loss": loss, "loss_beyond": 3.0}
-            outcomes[run.name] = Outcome(600, (Evaluation(600, {}, None, measures),))
+            outcomes[run.name] = finished(Evaluation(600, {}, None, measures))
     verdict = next(each for each in judge(experiment, "micro", outcomes) if each.claim == "C51")
     assert (verdict.state, verdict.seeds, verdict.compared[0].rates) == (state, seeds, (rate, rate))
     assert verdict.note.startswith(note)
@@ -333,11 +341,16 @@ def test_outcomes_of_text_have_losses_as_measures(tmp_path):
     sets = {"web": {"loss": 1.5, "bits_per_byte": 2.1, "tokens": 100}}
     rows = [{"kind": "eval", "step": step, "loss": 2 - step / 4, "sets": sets, "measures": {"loss_beyond": 2.5}}
             for step in (1, 2)]  # fmt: skip
+    (tmp_path / "config.yaml").write_text(
+        "{arch: llama, text: {sources: {web: {path: x}}}, train: {seed: 0, optim: {lr: 1}}}"
+    )
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "result.json").write_text(json.dumps({"steps": 2, "final": rows[1]}))
-    outcomes = read_outcome(tmp_path)
-    assert outcomes.steps == 2
-    assert outcomes.final == Evaluation(2, {}, 1.5, {"loss": 1.5, "loss_beyond": 2.5})
+    of_web = {"loss (web)": 1.5, "bits per byte (web)": 2.1}
+    measures = {"loss": 1.5, "loss_beyond": 2.5} | of_web
+    run = read_finished(tmp_path)
+    assert run.final == Evaluation(2, {}, 1.5, measures, sets={"web": 100})
+    assert run.final.of_sets == of_web.keys()
 
 
 HOPS = """
@@ -360,7 +373,7 @@ def test_variants_of_a_training_are_compared(tmp_path):
         for run in new:  # one hop is not part of the claim
             right = 200 if run.config.task["train_k"] == 2 else 900
             slices = {"k=1": Count(1000 - right, 1000), "k=2": Count(right + run.config.train.seed % 5, 1000)}
-            outcomes[run.name] = Outcome(600, (Evaluation(600, slices, 1.0),))
+            outcomes[run.name] = finished(Evaluation(600, slices, 1.0))
     assert {run.config.task["train_k"] for run in plan([experiment], "micro", OUT, outcomes)} == {None, 2}
     [verdict] = judge(experiment, "micro", outcomes)
     assert (verdict.state, verdict.seeds) == ("supported", 5)
@@ -396,7 +409,7 @@ def test_a_frontier_is_the_best_size_of_each_seed(tmp_path):
 
     while new := [run for run in plan([experiment], "micro", OUT, outcomes) if run.name not in outcomes]:
         for run in new:
-            outcomes[run.name] = Outcome(9, (Evaluation(9, {}, 1.0, {"bits_per_parameter": measured(run)}),))
+            outcomes[run.name] = finished(Evaluation(9, {}, 1.0, {"bits_per_parameter": measured(run)}))
     [verdict] = judge(experiment, "micro", outcomes)
     assert verdict.done == len(verdict.runs) == 2 * 2 * (3 * 2 + 5)
     [compared] = verdict.compared
@@ -411,7 +424,7 @@ def test_the_rate_with_more_bits_is_chosen(tmp_path):
     (tmp_path / "mine.yaml").write_text(SIZES)
     experiment, point = schema.load(str(tmp_path / "mine.yaml")), grid.Point("capo-micro-bits", "llama", None, "1L32D")
     outcomes = {
-        run.name: Outcome(9, (Evaluation(9, {}, 1.0, {"bits_per_parameter": run.config.train.optim.lr}),))
+        run.name: finished(Evaluation(9, {}, 1.0, {"bits_per_parameter": run.config.train.optim.lr}))
         for run in grid.tuning_runs(experiment, point)
     }
     assert grid.tuned(experiment, point, outcomes) == 4e-3

@@ -104,7 +104,8 @@ def test_text_of_several_folders(tmp_path):
     one = write_text_run(tmp_path / "one", evals=rows, contents={"web": "aa"})
     two = write_text_run(tmp_path / "two", evals=rows, contents={"web": "aa"}, arch="gla5")
     play = load_play([one, two, play_folder(tmp_path / "three", {"a": {}})])
-    assert {section.mix: [run.name for run in section.runs] for section in play.texts} == {"web": ["two", "one"]}
+    texts = {section.heading: [run.name for run in section.runs] for section in play.texts}
+    assert texts == {"Pretraining on text: web": ["two", "one"]}
     assert shape(play) == {"Depo": ["a"]}
 
 

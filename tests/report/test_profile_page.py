@@ -8,12 +8,12 @@ from browsing import MARKS, errors, load, requested, until
 from reading import charts, visible_text
 
 from canonlm.experiments import grid
-from canonlm.experiments.outcomes import Outcome
 from canonlm.experiments.profile import profile
-from canonlm.experiments.profile_results import Speed, profiled
+from canonlm.experiments.profile_results import profiled
 from canonlm.report.profile import caveats, headlines, verdicts
 from canonlm.report.profile_page import html
-from canonlm.runs.rows import Count, Evaluation
+from canonlm.runs.load import Result, Run
+from canonlm.runs.rows import Count, Evaluation, TrainRow
 
 SLICES = {"depo": ("k=1", "k=2"), "copying": ("first=1", "first=2", "first=4", "first=all")}
 
@@ -25,20 +25,25 @@ def made_up(archs, tasks, seeds, score, **options):
     for point in grid.points(experiment, "micro"):
         tuning = grid.tuning_runs(experiment, point)
         for run in tuning:
-            outcomes[run.name] = _outcome(run.config, score, 0.5 * (run.config.train.optim.lr != 1e-3))
+            outcomes[run.name] = _outcome(run, score, 0.5 * (run.config.train.optim.lr != 1e-3))
         runs = grid.reported(experiment, point, outcomes, seeds)
-        outcomes |= {run.name: _outcome(run.config, score) for run in runs}
-    speeds = {name: Speed(4096.0 * (1 + ("canon" not in name)), 0.75) for name in outcomes}
-    return experiment, outcomes, profiled(experiment, outcomes, speeds)
+        outcomes |= {run.name: _outcome(run, score) for run in runs}
+    return experiment, outcomes, profiled(experiment, outcomes)
 
 
-def _outcome(config, score, less=0.0):
+def _outcome(run, score, less=0.0):
+    config = run.config
     task, steps = config.task["name"], config.train.steps
     rows = []
     for quarter in range(1, 5):
         right = round(1000 * max(0.0, quarter / 4 * score(task, config.arch, config.train.seed) - less))
         rows.append(Evaluation(steps * quarter // 4, {key: Count(right, 1000) for key in SLICES[task]}, 1.0))
-    return Outcome(steps, tuple(rows))
+    speed = 4096.0 * (1 + ("canon" not in run.name))
+    return Run(
+        name=run.name, arch=config.arch, lr=config.train.optim.lr, seed=config.train.seed, steps=steps,
+        config=config.model_dump(), evals=tuple(rows), train=(TrainRow(steps, 1.0, memory_gb=0.75),),
+        result=Result(steps, rows[-1], tokens_per_s=speed),
+    )  # fmt: skip
 
 
 def apart(task, arch, seed):
@@ -133,16 +138,16 @@ def test_costs_are_counted_and_speeds_are_measured():
 
 def test_a_page_before_the_first_run_and_after_failures():
     experiment, outcomes, _ = made_up(["llama", "llama+canon"], ["depo"], 3, apart)
-    empty = profiled(experiment, {}, {})
+    empty = profiled(experiment, {})
     assert verdicts(empty) == ["Depo: not trained yet."]
     assert "0 of 12 runs done" in visible_text(html(empty, ""))
     broken = {name: None if "canon" in name else outcome for name, outcome in outcomes.items()}
-    shown = profiled(experiment, broken, {})
+    shown = profiled(experiment, broken)
     assert verdicts(shown) == ["Depo: every run of llama+canon failed."]
     assert "Runs that failed and are left out: 3 of llama+canon on Depo." in caveats(shown)
     assert html(shown, "")
     one = {name: None for name in outcomes if "canon-" in name and "lr0.003-" in name}  # a rate of three
-    assert verdicts(profiled(experiment, one, {})) == ["Depo: not trained yet."]
+    assert verdicts(profiled(experiment, one)) == ["Depo: not trained yet."]
 
 
 def test_a_tie_has_no_winner():

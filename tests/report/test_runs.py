@@ -6,7 +6,7 @@ import pytest
 import yaml
 from folders import evaluation, write_run
 
-from canonlm.experiments.outcomes import read_outcome
+from canonlm.experiments.outcomes import read_finished
 from canonlm.report import load_play, load_run, read_runs
 from canonlm.runs.identity import label
 from canonlm.runs.rows import Count, in_order, slice_key
@@ -115,14 +115,14 @@ def test_a_damaged_result_is_reported_as_an_unfinished_run(run_folder):
 def test_a_result_that_contradicts_the_rows_is_refused(run_folder):
     run_folder = run_folder(evals=[evaluation(0, HALF), evaluation(100, HALF)])
     assert load_run(run_folder).finished
-    assert read_outcome(run_folder).steps == 100
+    assert read_finished(run_folder).evals == load_run(run_folder).evals
     result = json.loads((run_folder / "result.json").read_text())
     result["final"]["slices"][0]["correct"] = result["final"]["slices"][0]["total"]
     (run_folder / "result.json").write_text(json.dumps(result))
     with pytest.raises(ValueError, match=r"result\.json and metrics\.jsonl differ in the evaluation after step \d+"):
         load_run(run_folder)
     with pytest.raises(ValueError, match=r"result\.json and metrics\.jsonl differ in the evaluation after step \d+"):
-        read_outcome(run_folder)
+        read_finished(run_folder)
 
 
 def test_a_result_of_another_run_is_refused(run_folder):

@@ -16,7 +16,6 @@ from canonlm.experiments.published.runs import runs_curves, runs_frame, settings
 from canonlm.report import load_play, load_run, numbers_csv, tables, write_report
 from canonlm.runs.gather import gather
 from canonlm.runs.load import mixes
-from canonlm.runs.rows import SetLoss
 
 TOKENS = 32 * 512  # a step of `write_run`
 ROWS = [text_evaluation(100, {"web": (3.5, 1.1, 1000)}), text_evaluation(200, {"web": (2.25, 0.7, 1000)})]
@@ -33,7 +32,8 @@ def printed(folders):
 def test_a_run_is_read_as_written(tmp_path):
     run = load_run(write_text_run(tmp_path / "a", evals=ROWS, losses=[(10, 4.0), (200, 2.5)], arch="llama+canon"))
     assert [(row.step, row.loss) for row in run.evals] == [(100, 3.5), (200, 2.25)]
-    assert run.evals[1].sets == {"web": SetLoss(2.25, 0.7, 1000)}
+    assert run.evals[1].sets == {"web": 1000}
+    assert run.evals[1].measures == {"loss": 2.25, "loss (web)": 2.25, "bits per byte (web)": 0.7}
     assert [(row.step, row.loss) for row in run.train] == [(10, 4.0), (200, 2.5)]
     assert (run.arch, run.lr, run.seed, run.steps, run.tokens) == ("llama+canon", 0.001, 0, 200, 200 * TOKENS)
     assert run.result.final == run.evals[1]
@@ -44,7 +44,7 @@ def test_a_run_without_held_out_text(tmp_path):
     folder = write_text_run(tmp_path / "a", finished=False, steps=50, losses=[(50, 2.5)])
     (folder / "result.json").write_text(json.dumps({"steps": 50, "num_parameters": 9, "final": None}))
     run = load_run(folder)
-    assert (run.finished, run.last, run.notes) == (True, None, ())
+    assert (run.finished, run.final.measures, run.notes) == (True, {}, ())
     assert "2.500" in printed(tmp_path)
     numbers, left_out = runs_frame([tmp_path])
     assert (len(numbers), left_out) == (0, [])
@@ -71,10 +71,10 @@ def test_damaged_rows_are_counted(tmp_path, line):
 def test_a_diverged_run_is_reported_without_a_number(tmp_path):
     write_text_run(tmp_path / "a", evals=[*ROWS, text_evaluation(300, {"web": (math.nan, math.nan, 10)})])
     run = load_run(tmp_path / "a")
-    assert run.result.final.sets["web"] == SetLoss(None, None, 10)
+    assert (run.final.sets, run.final.measures) == ({"web": 10}, {})
     assert run.notes == tuple(
         f"{name} of the final evaluation is not a finite number"
-        for name in ("loss", "loss of web", "bits per byte of web")
+        for name in ("loss", "loss (web)", "bits per byte (web)")
     )
     assert "nan" not in printed(tmp_path).lower()
 
@@ -100,7 +100,8 @@ def test_only_runs_on_the_same_text_are_compared(tmp_path):
     for name, (sources, contents) in cases.items():
         write_text_run(tmp_path / "runs" / name, sources=sources, contents=contents, evals=ROWS)
     play = load_play(tmp_path)
-    result = {section.mix: {run.name for run in section.runs} for section in play.texts}
+    result = {section.heading.removeprefix("Pretraining on text: "): {run.name for run in section.runs}
+              for section in play.texts}  # fmt: skip
     assert set(map(frozenset, result.values())) == {
         frozenset({"here", "elsewhere"}), frozenset({"newer"}), frozenset({"mixed", "turned"}),
         frozenset({"more code"})}  # fmt: skip

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from canonlm.report import load_play, write_report
 from canonlm.report.table import tables
-from canonlm.report.text_scores import best_rates, columns
+from canonlm.report.text_section import scores_blocks
 
 LOSSES = {  # (arch, lr): by seed
     ("llama", 0.001): (2.0, 2.2, 2.4), ("llama", 0.003): (1.9, 2.3, 2.1),
@@ -40,16 +40,17 @@ def played(tmp_path):
 def test_each_architecture_at_its_best_rate(played):
     """A rate of llama+canon with an unfinished run does not win by its two finished ones."""
     [section] = load_play(played).texts
-    assert list(columns(section)) == ["loss (web)", "bits per byte (web)", "1hop-0k"]
-    canon, llama = best_rates(section)
-    assert (llama.arch, llama.lr, llama.runs) == ("llama", 0.003, 3)
-    assert llama.spreads["loss (web)"].mean == pytest.approx(2.1)
-    assert llama.spreads["bits per byte (web)"].mean == pytest.approx(1.5 * 2.1)
-    assert llama.spreads["1hop-0k"].mean == pytest.approx(0.35)
+    llama, canon = (a.best for a in section.architectures)
+    assert (llama.arch, llama.lr, llama.score.runs) == ("llama", 0.003, 3)
+    assert llama.score.mean == llama.spread("loss (web)").mean == pytest.approx(2.1)
+    assert llama.spread("bits per byte (web)").mean == pytest.approx(1.5 * 2.1)
     half = 4.3026527 * 0.2 / 3**0.5  # Student's t, two degrees of freedom
-    assert llama.spreads["loss (web)"].high == pytest.approx(2.1 + half)
-    assert (canon.arch, canon.lr, canon.runs) == ("llama+canon", 0.001, 3)
-    assert "1hop-0k" not in canon.spreads
+    assert llama.spread("loss (web)").high == pytest.approx(2.1 + half)
+    assert (canon.arch, canon.lr, canon.score.runs) == ("llama+canon", 0.001, 3)
+    shown = scores_blocks(section)[0]["table"]
+    assert shown["head"][3:] == ["loss (web)", "bits per byte (web)", "1hop-0k"]
+    assert [row[0] for row in shown["rows"]] == ["llama+canon", "llama"]
+    assert [row[-1] if isinstance(row[-1], str) else row[-1]["share"] for row in shown["rows"]] == ["–", 35.0]
 
 
 def test_the_page_and_the_terminal_have_the_table(played):

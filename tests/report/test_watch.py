@@ -7,7 +7,7 @@ import pytest
 from folders import evaluation, text_evaluation, write_run, write_text_run
 
 from canonlm.report.format import in_words
-from canonlm.runs import follow
+from canonlm.runs import watch as watching
 from canonlm.runs.rows import parse
 from canonlm.runs.watch import QUIET_SECONDS, Watch
 
@@ -55,8 +55,8 @@ def test_a_file_that_has_not_changed_is_not_opened(tmp_path, going, monkeypatch)
     append(going, *(train(step) for step in range(1000)))
     watch = Watch(tmp_path)
     opened = []
-    plain = follow.open_regular
-    monkeypatch.setattr(follow, "open_regular", lambda path: opened.append(path.name) or plain(path))
+    plain = watching.open_regular
+    monkeypatch.setattr(watching, "open_regular", lambda path: opened.append(path.name) or plain(path))
     monkeypatch.setattr("canonlm.core.untrusted.open_regular", lambda path: opened.append(path.name) or plain(path))
     watch.read(now(going))
     assert opened.count("metrics.jsonl") == 1
@@ -66,7 +66,7 @@ def test_a_file_that_has_not_changed_is_not_opened(tmp_path, going, monkeypatch)
     append(going, train(2000))
     opened.clear()
     rows = []
-    monkeypatch.setattr("canonlm.runs.follow.parse", lambda row, _: rows.append(row) or parse(row, _))
+    monkeypatch.setattr("canonlm.runs.watch.parse", lambda row: rows.append(row) or parse(row))
     watch.read(now(going))
     assert [row["step"] for row in rows] == [2000]  # only the new end
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from canonlm.core.files import Stamp
 from canonlm.runs import folder
 from canonlm.runs.identity import changes, differences, flat, group, identity, run_name, settings, slug, what_differs
+from canonlm.runs.load import load_run
 
 CONFIG = {
     "preset": "tiny",
@@ -190,9 +191,7 @@ def test_copies_and_hashes_are_kept_and_the_same_files_resume(mine):
     copies = {path.read_text() for path in (run / "code").iterdir()}
     assert copies == {"NAME = 'mine.py'\n", "NAME = 'lib/mine.py'\n"}
     assert len(list((run / "code").iterdir())) == 2
-    assert folder.recorded(run, {**CONFIG}, lambda row, step: None, [])["config"]["outside"] == {
-        key: one.sha256 for key, one in ones.items()
-    }
+    assert load_run(run).config["outside"] == {key: one.sha256 for key, one in ones.items()}
 
 
 def test_another_file_is_refused_in_a_line_with_both_hashes(mine):

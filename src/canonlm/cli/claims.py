@@ -55,7 +55,7 @@ def claims(
             write_text(out, claims_page.html(entries) if out.suffix == ".html" else claims_page.markdown(entries))
         say(f"wrote {out}")
     elif claim is not None:
-        _print_claim(entries[0])
+        say("\n".join(lines_of(entries[0])))
     else:
         _print_table(entries)
         say(judging.summary(entries))
@@ -71,17 +71,12 @@ def _print_table(entries: "list[judging.Claim]") -> None:
     Console().print(table)
 
 
-def _print_claim(claim: "judging.Claim") -> None:
-    say(f"{claim.id}  {claim.state}\n{claim.text}")
-    if claim.paper:
-        say(f"The paper: {claim.paper}")
-    for each in claim.estimates:
-        say(f"  {each.what}: {each}" + (f"  ({each.note})" if each.note else ""))
-    if claim.reason:
-        say(claim.reason)
+def lines_of(claim: "judging.Claim") -> list[str]:
+    """A claim in full, as `canonlm replicate` prints it, too."""
+    lines = [f"{claim.id}  {claim.state}", *filter(None, [claim.text])]
+    lines += [f"The paper: {claim.paper}"] if claim.paper else []
+    lines += [f"  {each.what}: {each}" + (f"  ({each.note})" if each.note else "") for each in claim.estimates]
+    lines += [claim.reason] if claim.reason else []
     done, runs = claim.runs
-    if runs:
-        facts = [f"{done} of {runs} runs", f"{claim.seeds} seeds each", *claim.machines, *claim.commits]
-        say(f"Evidence: {claim.source}; {'; '.join(facts)}")
-    elif claim.source:
-        say(f"Evidence: {claim.source}")
+    facts = [f"{done} of {runs} runs", f"{claim.seeds} seeds each", *claim.machines, *claim.commits] if runs else []
+    return [*lines, *([f"Evidence: {'; '.join([claim.source, *facts])}"] if claim.source else [])]

@@ -24,11 +24,10 @@ from canonlm.core.ranks import prints
 from canonlm.report import load_play
 from canonlm.report.format import in_words
 from canonlm.runs.folder import run_folders
-from canonlm.runs.follow import Latest
 from canonlm.runs.identity import slug
-from canonlm.runs.rows import DAMAGE, Evaluation, Remark, TextEvaluation, TrainRow, evaluation, parse, text_evaluation
+from canonlm.runs.rows import DAMAGE, Evaluation, Remark, TrainRow, of_set, parse
 from canonlm.runs.task_info import TaskInfo
-from canonlm.runs.watch import Watch, Watched
+from canonlm.runs.watch import Latest, Watch, Watched
 
 with on_use():
     from canonlm.launch import grid as grids
@@ -47,7 +46,7 @@ OTHERS = 50  # columns that the rest of a row takes, with the first of its score
 MAX_MESSAGES = 4
 BARS = "▁▂▃▄▅▆▇█"
 
-Row = TrainRow | Evaluation | TextEvaluation | Remark
+Row = TrainRow | Evaluation | Remark
 OnRow = Callable[[dict[str, Any]], None]
 Grid = Sequence["playing.Progress"]
 
@@ -107,10 +106,10 @@ def _screen(console: Console, **options: Any) -> AbstractContextManager[Live | N
     return Live(console=console, **options) if console.is_terminal else nullcontext()
 
 
-def _parsed(config: "configs.RunConfig", row: dict[str, Any]) -> Row:
+def _parsed(row: dict[str, Any]) -> Row:
     """Parse a row of the training loop. A row that cannot be read does not stop the training."""
     try:
-        return parse(row, evaluation) if config.text is None else parse(row, text_evaluation)
+        return parse(row)
     except DAMAGE:
         return Remark(row["kind"], row["step"], "numbers that cannot be read")
 
@@ -123,7 +122,7 @@ class RunLines(Latest):
         self.printed = -math.inf
 
     def show(self, row: dict[str, Any]) -> None:
-        self.take(parsed := _parsed(self.config, row))
+        self.take(parsed := _parsed(row))
         now = self.clock()
         if math.isinf(self.printed):  # only with the first row: an error that refuses the run comes earlier
             say(f"{self.folder}: {self.config.arch}, {self.config.train.steps:,} steps", flush=True)
@@ -150,7 +149,7 @@ class RunPanel(Latest):
         self.messages: deque[Remark] = deque(maxlen=MAX_MESSAGES)
 
     def show(self, row: dict[str, Any]) -> None:
-        self.take(parsed := _parsed(self.config, row))
+        self.take(parsed := _parsed(row))
         if isinstance(parsed, TrainRow):
             self.losses.append(parsed.loss)
         elif isinstance(parsed, Remark):
@@ -204,11 +203,11 @@ def _row_numbers(row: TrainRow) -> list[Text]:
     return [Text.assemble((name, "dim"), " ", value.ljust(15 - len(name))) for name, value in known]
 
 
-def _evaluation(config: "configs.RunConfig", row: Evaluation | TextEvaluation) -> str:
+def _evaluation(config: "configs.RunConfig", row: Evaluation) -> str:
     loss = math.nan if row.loss is None else row.loss
-    if isinstance(row, Evaluation):
+    if row.slices:
         return f"test loss {loss:.4f}  {in_words(TaskInfo.of(config.built_task), row)}"
-    each = {name: math.nan if part.bits_per_byte is None else part.bits_per_byte for name, part in row.sets.items()}
+    each = {name: row.measures.get(of_set("bits per byte", name), math.nan) for name in row.sets}
     bits = ", ".join(f"{name} {value:.4f}" for name, value in each.items())
     return f"validation loss {loss:.4f}  bits per byte: {bits}"
 

@@ -19,7 +19,7 @@ from canonlm.core.errors import expected, writing
 from canonlm.core.files import make_folder, write_text
 
 with on_use():
-    from canonlm.experiments import ledger, outcomes, profile_results, replicate, schema
+    from canonlm.experiments import ledger, profile_results, replicate, schema
     from canonlm.experiments import profile as profiles
     from canonlm.launch import plan as planning
     from canonlm.launch import queue
@@ -100,8 +100,7 @@ class _Following:
     def __init__(self, experiment: "schema.Experiment", out: Path, jobs: int) -> None:
         self.experiment, self.out, self.page = experiment, out, out / "profile.html"
         self.pace = planning.Pace(jobs)
-        self.outcomes: dict[str, outcomes.Outcome | None] = ledger.outcomes_of([experiment], profiles.SCALE, out)
-        self.speeds: dict[str, profile_results.Speed] = {}
+        self.outcomes = ledger.outcomes_of([experiment], profiles.SCALE, out)
 
     def __call__(self, event: "queue.Event") -> None:
         run, message = event.run, f": {event.message}" if event.message else ""
@@ -128,9 +127,7 @@ class _Following:
         )
 
     def write(self) -> "profile_results.Profile":
-        finished = [name for name, outcome in self.outcomes.items() if outcome and name not in self.speeds]
-        self.speeds |= profile_results.speeds_of(self.out, finished)
-        shown = profile_results.profiled(self.experiment, self.outcomes, self.speeds)
+        shown = profile_results.profiled(self.experiment, self.outcomes)
         with writing("--out", self.out):
             make_folder(self.out)
             write_text(self.page, profile_page.html(shown, shlex.join(["canonlm", *sys.argv[1:]])))

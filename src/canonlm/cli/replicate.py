@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from canonlm.cli import completion
+from canonlm.cli.claims import lines_of
 from canonlm.cli.lazy import on_use
 from canonlm.cli.options import Jobs, SlurmSettings, SlurmWorkers
 from canonlm.cli.status import doing, keep_going, load_torch, say
@@ -18,7 +19,7 @@ from canonlm.cli.work import submit
 from canonlm.core.errors import brief
 
 with on_use():
-    from canonlm.experiments import ledger, schema, verdicts
+    from canonlm.experiments import claims, ledger, schema
     from canonlm.experiments import replicate as replication
 
 NAME = typer.Argument(
@@ -99,8 +100,9 @@ def replicate(
             ledger.export(experiments, scale, out, export)
     by_name = {experiment.name: experiment for experiment in experiments}
     for verdict in replication.verdicts(experiments, scale, outcomes):
-        say("\n".join(_lines(verdict)))
-        if other := replication.of_another_version(by_name[verdict.experiment], scale, out, verdict.runs):
+        experiment = by_name[verdict.experiment]
+        say("\n".join(lines_of(claims.of_verdict(experiment, verdict, outcomes))))
+        if other := replication.of_another_version(experiment, scale, out, verdict.runs):
             say(f"     {other} of its runs were trained for another version of the experiment's file")
     failed = sorted(run for run, outcome in outcomes.items() if outcome is None)
     for run in failed:
@@ -136,26 +138,3 @@ def _numbers(numbers: Sequence[float], scale: str) -> list[str]:
         f"{flops:.2e}",
         *(f"{each:,.1f}" if each < 1e6 else f"{each:.1e}" for each in (hours, gpu_hours)),
     ]
-
-
-def _lines(verdict: "verdicts.Verdict") -> list[str]:
-    """`C06  supported     llama+canon − llama: +71.2 points [+52.1, +80.3], 5 seeds each (rates 0.001, 0.003)`"""
-    done = f" ({verdict.done} of {len(verdict.runs)} runs)" if verdict.done < len(verdict.runs) else ""
-    lines = [f"{verdict.claim}  {verdict.state}{done}  {verdict.experiment} at {verdict.scale} scale; "
-             f"paper: {verdict.paper}"]  # fmt: skip
-    lines += [f"     {_pair(each, verdict)}" for each in verdict.compared]
-    return lines + ([f"     {verdict.note}"] if verdict.note else [])
-
-
-def _pair(each: "verdicts.Compared", verdict: "verdicts.Verdict") -> str:
-    pair, result = each.pair, each.result
-    names, factor = str(pair).replace(" - ", " − "), each.factor
-    if result is None:
-        return f"{names}: no runs to compare"
-    digits = 1 if factor > 1 else 3
-    between = f" [{factor * result.low:+.{digits}f}, {factor * result.high:+.{digits}f}]" if result.seeds > 1 else ""
-    rates = ", ".join("?" if rate is None else f"{rate:g}" for rate in each.rates)
-    edge = f"; at the edge of the rates tried: {', '.join(each.at_edge)}" if each.at_edge else ""
-    expectation = f"expected {pair.expect} by {factor * pair.smallest:g}"
-    gap = f"{factor * result.gap:+.{digits}f} {each.unit}{between}"
-    return f"{names}: {gap}, {result.seeds} seeds each (rates {rates}{edge}); {expectation}"

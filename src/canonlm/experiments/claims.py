@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import torch
-
 from canonlm.core.errors import unknown
 from canonlm.core.safe_yaml import read_yaml
 from canonlm.experiments import ledger, schema
@@ -21,8 +19,6 @@ from canonlm.experiments.grid import Outcomes
 from canonlm.experiments.retests import TableTest, retests
 from canonlm.experiments.schema import Experiment, Scale
 from canonlm.experiments.verdicts import Compared, State, Verdict, combined, judge, shares_right
-from canonlm.models.build import build
-from canonlm.models.interface import Sizes
 from canonlm.runs.rows import one_line
 from canonlm.runs.seed_statistics import spread_of
 from canonlm.train.config import Settings
@@ -120,9 +116,7 @@ def claims(folder: Path, scale: str = "micro", seed_set: int = 0) -> list[Claim]
     ValueError: a damaged file, or no such scale."""
     if scale not in schema.SCALES:
         raise unknown("scale", scale, schema.SCALES)
-    rows = list(ledger.rows(folder))
-    outcomes = ledger.outcomes(rows)
-    about = {row["run"]: (one_line(row["machine"]), one_line(row["commit"])) for row in rows}
+    outcomes = ledger.read(folder)
     experiments = [_loaded(name, seed_set) for name in schema.names()]
     by_claim = {number: each for each in experiments for number in each.claims}
     verdicts = {each.claim: each for experiment in experiments for each in judge(experiment, scale, outcomes)}
@@ -134,8 +128,10 @@ def claims(folder: Path, scale: str = "micro", seed_set: int = 0) -> list[Claim]
             judged.append(_counted(number, entry.text, entry.counted))
         elif number not in by_claim:
             judged.append(Claim(number, entry.text, "untested", "", "", (), entry.reason))
+        elif number not in verdicts:
+            judged.append(_untested(by_claim[number], number, scale))
         else:
-            judged.append(_trained(number, by_claim[number], scale, verdicts.get(number), outcomes, about))
+            judged.append(of_verdict(by_claim[number], verdicts[number], outcomes))
     return judged
 
 
@@ -150,41 +146,44 @@ def summary(entries: Sequence[Claim]) -> str:
     return f"{len(entries)} claims: " + ", ".join(f"{counts[state]} {state}" for state in STATES)
 
 
-def _trained(
-    number: str,
-    experiment: Experiment,
-    scale: str,
-    verdict: Verdict | None,
-    outcomes: Outcomes,
-    about: dict[str, tuple[str, str]],
-) -> Claim:
-    """about: machine and commit of every run."""
-    entry = listed()[number]
-    if verdict is None or verdict.state == "untested":
-        tested = experiment.claims[number].at
-        why = "no runs yet" if scale in tested else f"not tested at {scale} scale"
-        where = scale if scale in tested else next(each for each in schema.SCALES if each in tested)
-        reason = f"{why}: canonlm replicate {experiment.name} --scale {where}"
-        return Claim(number, entry.text, "untested", "", verdict.paper if verdict else "", (), reason)
+def of_verdict(experiment: Experiment, verdict: Verdict, outcomes: Outcomes) -> Claim:
+    """The verdict on a claim of an experiment as an entry of the ledger, with the shares of right answers that a claim
+    of the paper promises."""
+    if verdict.state == "untested":
+        return _untested(experiment, verdict.claim, verdict.scale, verdict.paper)
+    entry = _listed(experiment, verdict.claim)
     parts = [estimate for each in verdict.compared if (estimate := _estimate(verdict, each))]
     state: State = verdict.state
     if entry.enough and verdict.seeds:
         parts += [_share(experiment, verdict, each, outcomes) for each in entry.enough]
         state = combined([each.state for each in parts])
-    runs = [about[run] for run in verdict.runs if run in about]
+    env = [run.env for name in verdict.runs if (run := outcomes.get(name))]
     return Claim(
-        number,
+        verdict.claim,
         entry.text,
         state,
-        f"{verdict.experiment}, {scale} scale",
+        f"{verdict.experiment}, {verdict.scale} scale",
         verdict.paper,
         tuple(parts),
-        "; ".join(filter(None, (verdict.note, entry.caveats.get(scale, "")))),  # type: ignore[call-overload]
+        "; ".join(filter(None, (verdict.note, entry.caveats.get(verdict.scale, "")))),  # type: ignore[call-overload]
         verdict.seeds,
         (verdict.done, len(verdict.runs)),
-        tuple(sorted({machine for machine, _ in runs if machine})),
-        tuple(sorted({commit for _, commit in runs if commit})),
+        *(tuple(sorted({one_line(str(each[key])) for each in env if each.get(key)})) for key in ("machine", "commit")),
     )
+
+
+def _listed(experiment: Experiment, number: str) -> Listed:
+    """The entry of a claim of the paper; an empty one for a claim of somebody else's experiment."""
+    return listed()[number] if experiment.name in schema.names() else Listed(text="")
+
+
+def _untested(experiment: Experiment, number: str, scale: str, paper: str = "") -> Claim:
+    """A claim without runs at this scale, and how to train them."""
+    tested = experiment.claims[number].at
+    why = "no runs yet" if scale in tested else f"not tested at {scale} scale"
+    where = scale if scale in tested else next(each for each in schema.SCALES if each in tested)
+    reason = f"{why}: canonlm replicate {experiment.name} --scale {where}"
+    return Claim(number, _listed(experiment, number).text, "untested", "", paper, (), reason)
 
 
 def _estimate(verdict: Verdict, compared: Compared) -> Estimate | None:
@@ -248,6 +247,11 @@ def _counted(number: str, text: str, counted: Counted) -> Claim:
 
 def _parameters(arch: str, shape: Shape) -> int:
     """The number of parameters of a model without its embedding and head."""
+    import torch  # which pages do not need
+
+    from canonlm.models.build import build
+    from canonlm.models.interface import Sizes
+
     sizes = Sizes(vocab_size=64, hidden_size=shape.width, num_hidden_layers=shape.layers,
                   num_attention_heads=shape.heads, seq_len=512)  # fmt: skip
     with torch.device("meta"):

@@ -9,19 +9,19 @@ from functools import cache
 from types import MappingProxyType
 from typing import NamedTuple
 
-from canonlm.experiments.outcomes import Outcome, diverged, score
+from canonlm.experiments.outcomes import diverged, score
 from canonlm.experiments.schema import FIRST_TUNING_SEED, At, Experiment, Setting, parse_size, places
 from canonlm.launch.recipes import Preset, load_preset
 from canonlm.runs.identity import identity, slug
+from canonlm.runs.load import Run
 from canonlm.runs.seed_statistics import best_rate
-from canonlm.train.build import build_model, matched, with_complete_name
 from canonlm.train.config import RunConfig, resolve
 from canonlm.train.load_config import merge, outside_of
 
 SEEDS_OF_A_SET = 1000
 
-Outcomes = Mapping[str, Outcome | None]
-"""Outcomes of finished runs by name; None for a run that has failed for good."""
+Outcomes = Mapping[str, Run | None]
+"""Finished runs by name; None for a run that has failed for good."""
 
 
 @dataclass(frozen=True)
@@ -218,6 +218,8 @@ def _sized(experiment: Experiment, point: Point) -> RunConfig:
 
 
 def _matched(config: RunConfig, reference: str) -> RunConfig:
+    from canonlm.train.build import build_model, matched, with_complete_name  # imports torch, which pages do not need
+
     parameters = build_model(config.model_copy(update={"arch": reference}), "meta").num_parameters
     if not (changes := matched(config, parameters)):
         return config

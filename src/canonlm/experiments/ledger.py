@@ -1,6 +1,6 @@
 """Results of experiments as CSV files with a row per evaluation.
 
-`export` writes the files from run folders, one for each setting; `read` returns the outcomes. The package contains the
+`export` writes the files from run folders, one for each setting; `read` returns the runs. The package contains the
 files of our runs (`OWN_RESULTS`).
 """
 
@@ -11,18 +11,20 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 from canonlm.core.errors import brief, expected, shown, writing
 from canonlm.core.files import make_folder, write_json, write_text
-from canonlm.core.untrusted import read_object, read_text
+from canonlm.core.untrusted import read_text
 from canonlm.experiments import grid
-from canonlm.experiments.outcomes import Outcome, read_outcome
+from canonlm.experiments.outcomes import checked, noted, read_finished
 from canonlm.experiments.plan import plan as plan_of
 from canonlm.experiments.schema import Experiment
-from canonlm.runs.folder import read_json
+from canonlm.launch.grid import PlannedRun
 from canonlm.runs.identity import exact
+from canonlm.runs.load import Result, Run
 from canonlm.runs.rows import Evaluation, count, counted, finite, one_line
-from canonlm.train.config import RunConfig
+from canonlm.runs.task_info import TaskInfo
 
 OWN_RESULTS = Path(__file__).parent / "kept"
 """CSV files of the runs that we made."""
@@ -35,9 +37,9 @@ COLUMNS = (
 )
 
 
-def read(folder: Path) -> dict[str, Outcome | None]:
-    """Outcomes by the names of runs, of all CSV files of a folder."""
-    return outcomes(rows(folder))
+def read(folder: Path) -> dict[str, Run]:
+    """The runs of all CSV files of a folder, by their names. `env` has their machine and commit."""
+    return _runs(row for path in sorted(folder.glob("*.csv")) for row in _rows_of(path))
 
 
 def export(experiments: Iterable[Experiment], scale: str, out: Path, folder: Path) -> int:
@@ -55,10 +57,8 @@ def export(experiments: Iterable[Experiment], scale: str, out: Path, folder: Pat
     }
     new: dict[str, list[dict[str, str]]] = {}
     for name, point in points.items():
-        outcome = None if name in existing else read_outcome(out / "runs" / name)
-        if outcome is not None:
-            rows = _new_rows(out / "runs" / name, name, point, plan[name].config, outcome)
-            new.setdefault(point.setting, []).extend(rows)
+        if name not in existing and (run := outcomes.get(name)) is not None:
+            new.setdefault(point.setting, []).extend(_new_rows(plan[name], point, run))
             added += 1
     for setting, rows in new.items():
         path = folder / f"{setting}.csv"
@@ -74,8 +74,8 @@ def export(experiments: Iterable[Experiment], scale: str, out: Path, folder: Pat
 
 
 def outcomes_of(
-    experiments: Iterable[Experiment], scale: str, out: Path, existing: Mapping[str, Outcome | None] | None = None
-) -> dict[str, Outcome | None]:
+    experiments: Iterable[Experiment], scale: str, out: Path, existing: grid.Outcomes | None = None
+) -> dict[str, Run | None]:
     """Outcomes of all finished runs in `out` that the experiments need, and the `existing` ones. Fresh seeds depend on
     tuning runs, so this repeats until the plan has no new runs."""
     outcomes = dict(existing or {})
@@ -83,7 +83,7 @@ def outcomes_of(
     while new := [run for run in plan_of(experiments, scale, out, outcomes) if run.name not in read_names]:
         for run in new:
             read_names.add(run.name)
-            if (outcome := read_outcome(run.folder)) is not None:
+            if (outcome := read_finished(run.folder)) is not None:
                 outcomes[run.name] = outcome
     return outcomes
 
@@ -99,35 +99,30 @@ def _all_of(
                 yield run
 
 
-def _new_rows(folder: Path, name: str, point: grid.Point, config: RunConfig, outcome: Outcome) -> list[dict[str, str]]:
-    files = (folder / f"{name}.json" for name in ("env", "result"))
-    env, result = (read_object(file) if file.exists() else {} for file in files)
-    experiments, commit = noted(folder)
-    seconds = result.get("train_seconds")
+def _new_rows(planned: PlannedRun, point: grid.Point, run: Run) -> list[dict[str, str]]:
+    assert run.result is not None
+    experiments, _ = noted(planned.folder)
+    config = planned.config
     common = {
-        "run": name, "setting": point.setting, "arch": point.arch, "size": grid.size_of(config),
+        "run": planned.name, "setting": point.setting, "arch": point.arch, "size": grid.size_of(config),
         "difficulty": point.difficulty or "", "lr": exact(config.train.optim.lr), "seed": str(config.train.seed),
-        "split": config.train.eval_split, "steps": str(outcome.steps),
-        "seconds": f"{seconds if finite(seconds) else 0:.0f}",
+        "split": config.train.eval_split, "steps": str(run.result.steps),
+        "seconds": f"{run.result.train_seconds or 0:.0f}",
         "experiments": " ".join(f"{key}:{sha[:12]}" for key, sha in sorted(experiments.items())),
-        "commit": commit, "machine": one_line(str(env.get("machine", ""))),
+        **{key: one_line(str(run.env.get(key, ""))) for key in ("commit", "machine")},
     }  # fmt: skip
     return [
         {
             **common,
             "step": str(row.step),
             "slices": "; ".join(f"{key} {count.correct}/{count.total}" for key, count in row.slices.items()),
-            "measures": "; ".join(f"{key} {value:.6g}" for key, value in row.measures.items()),
+            "measures": "; ".join(
+                f"{key} {value:.6g}" for key, value in row.measures.items() if key not in row.of_sets
+            ),
             "loss": "" if row.loss is None else f"{row.loss:.6g}",
         }
-        for row in outcome.evals
+        for row in run.evals
     ]
-
-
-def rows(folder: Path) -> Iterator[dict[str, str]]:
-    """The rows of all CSV files of a folder, each with its place."""
-    for path in sorted(folder.glob("*.csv")):
-        yield from _rows_of(path)
 
 
 def _rows_of(path: Path) -> list[dict[str, str]]:
@@ -149,26 +144,37 @@ def _rows_of(path: Path) -> list[dict[str, str]]:
     return rows[1:]
 
 
-def outcomes(rows: Iterable[Mapping[str, str]]) -> dict[str, Outcome | None]:
-    """The outcomes of runs. ValueError, with file and line: numbers that no run has, or rows that contradict."""
+def _runs(rows: Iterable[Mapping[str, str]]) -> dict[str, Run]:
+    """The finished runs of rows. ValueError, with file and line: numbers that no run has, or rows that contradict."""
     evals: dict[str, dict[int, Evaluation]] = {}
-    steps: dict[str, int] = {}
+    about: dict[str, dict[str, Any]] = {}
     for row in rows:
         try:
-            one, name = _evaluation(row), row["run"]
+            one, name, known = _evaluation(row), row["run"], _about(row)
             if evals.setdefault(name, {}).setdefault(one.step, one) != one:
                 raise ValueError(f"another row of {brief(name)} has other numbers for step {one.step}")
-            if steps.setdefault(name, number := count(row["steps"])) != number:
-                raise ValueError(f"another row of {brief(name)} has {steps[name]} steps, and not {number}")
+            if about.setdefault(name, known)["steps"] != known["steps"]:
+                raise ValueError(f"another row of {brief(name)} has {about[name]['steps']} steps, not {known['steps']}")
         except ValueError as error:
             raise ValueError(f"{row[_PLACE]}: {error}") from None
-    complete: dict[str, Outcome | None] = {}
+    runs = {}
     for name, of_run in evals.items():
+        in_order = tuple(of_run[step] for step in sorted(of_run))
+        result = Result(about[name]["steps"], in_order[-1])
         try:
-            complete[name] = Outcome(steps[name], tuple(of_run[step] for step in sorted(of_run)))
+            runs[name] = checked(Run(name=name, evals=in_order, result=result, **about[name]))
         except ValueError as error:
-            raise ValueError(f"{of_run[max(of_run)].place}: {brief(name)}: {error}") from None
-    return complete
+            raise ValueError(f"{in_order[-1].place}: {brief(name)}: {error}") from None
+    return runs
+
+
+def _about(row: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of a run that all of its rows repeat."""
+    return {
+        "arch": row["arch"], "lr": _number("lr", row["lr"]), "seed": count(row["seed"]), "steps": count(row["steps"]),
+        "task": TaskInfo(row["setting"]), "task_label": row["setting"],
+        "env": {key: one_line(row[key]) for key in ("machine", "commit")},
+    }  # fmt: skip
 
 
 def _evaluation(row: Mapping[str, str]) -> Evaluation:
@@ -195,18 +201,6 @@ def _number(key: str, text: str) -> float:
     if not finite(number):
         raise expected(key or "measures", "a finite number", text)
     return number
-
-
-def noted(folder: Path) -> tuple[dict[str, str], str]:
-    """The experiments that a run was trained for, with their sha256, and the commit, from `experiment.json`. ValueError
-    if it holds anything else."""
-    path = folder / "experiment.json"
-    value = read_json(path)
-    content = {} if value is None else value
-    experiments = content.get("experiments", {}) if isinstance(content, dict) else None
-    if not isinstance(experiments, dict) or not all(isinstance(sha, str) for sha in experiments.values()):
-        raise expected(str(path), "experiments and their sha256", content)
-    return experiments, one_line(str(content.get("commit", "")))
 
 
 def note(folder: Path, experiments: Mapping[str, str], commit: str) -> None:

@@ -15,7 +15,6 @@ from canonlm.experiments import grid
 from canonlm.experiments.schema import Experiment, Panel, Setting, named, setting, setting_names
 from canonlm.launch.recipes import TEXT, load_preset
 from canonlm.runs.seed_statistics import seeds_needed
-from canonlm.train.build import check, with_complete_name
 from canonlm.train.config import RunConfig, resolve
 from canonlm.train.load_config import merge
 
@@ -46,6 +45,8 @@ def profile(
     quick: the middle rate, and a third of the training. match: "parameters", as in `canonlm play`.
     ValueError: no such task or architecture, fewer seeds than one, a model that cannot be built or matched.
     """
+    from canonlm.train.build import check, with_complete_name  # imports torch, which pages do not need
+
     settings_of_tasks = tasks()
     for name in task_names:
         if name not in settings_of_tasks:

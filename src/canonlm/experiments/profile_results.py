@@ -1,57 +1,66 @@
 """The numbers of a profile: scores, comparisons with the first architecture, steps until tasks are solved, costs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 
 from canonlm.experiments import grid
-from canonlm.experiments.outcomes import Outcome, accuracy
+from canonlm.experiments.outcomes import first_step
 from canonlm.experiments.profile import SCALE, runs_of
 from canonlm.experiments.schema import Experiment, Setting
-from canonlm.launch.plan import tokens_of
-from canonlm.runs.folder import Recorded, read_config, recorded
-from canonlm.runs.rows import Evaluation, evaluation, primary, slice_key
-from canonlm.runs.seed_statistics import Comparison, Spread, compare, seeds_needed, spread_of
+from canonlm.runs.load import Run, tokens_of
+from canonlm.runs.rows import primary, slice_key
+from canonlm.runs.seed_statistics import Comparison, Spread, seeds_needed
+from canonlm.runs.summary import Rate, compared, rate_of
 from canonlm.runs.task_info import TaskInfo
-from canonlm.train.build import build_model
-from canonlm.train.flops import flops_per_token
 
 SOLVED = (0.5, 0.99)
 """Accuracies at which a task counts as half solved and as solved."""
 
 
 @dataclass(frozen=True)
-class Speed:
-    """Speed and memory of a finished run, as it logged them. memory_gb: the peak of the process."""
-
-    tokens_per_s: float | None
-    memory_gb: float | None
-
-
-@dataclass(frozen=True)
 class Arm:
-    """An architecture on a task. names, outcomes: of its finished fresh runs, in the order of their seeds. failed: how
-    many runs have failed for good. waiting: whether others are still to come. flops: forward and backward, per token.
-    minutes: per step, at the median speed."""
+    """An architecture on a task. rate: its finished fresh runs at the chosen learning rate; None until one is chosen.
+    failed: how many runs have failed for good. waiting: whether others are still to come. flops: forward and backward,
+    per token."""
 
     arch: str
-    rate: float | None
+    rate: Rate | None
     at_edge: bool
-    names: tuple[str, ...]
-    outcomes: tuple[Outcome, ...]
     failed: int
     waiting: bool
-    score: Spread | None
     parameters: int
     flops: float
-    tokens_per_s: float | None
-    memory_gb: float | None
-    minutes: float | None
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        return self.rate.runs if self.rate else ()
+
+    @property
+    def score(self) -> Spread | None:
+        return self.rate.score if self.rate else None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """The median over the runs."""
+        speeds = [run.result.tokens_per_s for run in self.runs if run.result and run.result.tokens_per_s is not None]
+        return median(speeds) if speeds else None
+
+    @property
+    def memory_gb(self) -> float | None:
+        """The peak of the process."""
+        rows = [row.memory_gb for run in self.runs for row in run.train if row.memory_gb is not None]
+        return max(rows, default=None)
+
+    @property
+    def minutes(self) -> float | None:
+        """Per step, at the median speed."""
+        speed, tokens = self.tokens_per_s, tokens_of(self.runs[0].config, 1) if self.runs else None
+        return tokens / speed / 60 if tokens and speed else None
 
     def solved_at(self, threshold: float, slices: Sequence[str]) -> list[int | None]:
         """For each run: the first evaluated step with that accuracy, or None."""
-        return [outcome.first_step(slices, threshold) for outcome in self.outcomes]
+        return [first_step(run, slices, threshold) for run in self.runs]
 
 
 @dataclass(frozen=True)
@@ -84,9 +93,9 @@ class Profile:
     total: int
 
 
-def profiled(experiment: Experiment, outcomes: grid.Outcomes, speeds: Mapping[str, Speed]) -> Profile:
-    """The profile of an experiment of `canonlm.experiments.profile`. outcomes: of finished runs by name, None for one
-    that failed. speeds: of some of them."""
+def profiled(experiment: Experiment, outcomes: grid.Outcomes) -> Profile:
+    """The profile of an experiment of `canonlm.experiments.profile`. outcomes: finished runs by name, None for one that
+    failed."""
     panels = experiment.panels(SCALE)
     archs = panels[0].arms
     pairs = len(panels) * (len(archs) - 1)
@@ -95,7 +104,7 @@ def profiled(experiment: Experiment, outcomes: grid.Outcomes, speeds: Mapping[st
     return Profile(
         experiment.title,
         tuple(archs),
-        tuple(_task(experiment, panel.settings[0], panel.arms, archs, outcomes, speeds, pairs) for panel in panels),
+        tuple(_task(experiment, panel.settings[0], panel.arms, archs, outcomes, pairs) for panel in panels),
         max(_seeds(setting) for setting in settings),
         seeds_needed(pairs),
         all(setting.choose_on == "test" for setting in settings),
@@ -103,18 +112,6 @@ def profiled(experiment: Experiment, outcomes: grid.Outcomes, speeds: Mapping[st
         sum(run.name in outcomes for run in runs),
         len(runs),
     )
-
-
-def speeds_of(out: Path, names: Sequence[str]) -> dict[str, Speed]:
-    """Speed and memory of the finished runs among these, by name, from their folders."""
-    speeds = {}
-    for name in names:
-        folder = out / "runs" / name
-        run = Recorded[Evaluation](**recorded(folder, read_config(folder), evaluation, []))
-        memory = [row.memory_gb for row in run.train if row.memory_gb is not None]
-        if run.result is not None:
-            speeds[name] = Speed(run.result.tokens_per_s, max(memory, default=None))
-    return speeds
 
 
 def _seeds(setting: Setting) -> int:
@@ -127,7 +124,6 @@ def _task(
     named: Sequence[str],
     archs: Sequence[str],
     outcomes: grid.Outcomes,
-    speeds: Mapping[str, Speed],
     pairs: int,
 ) -> TaskProfile:
     setting = experiment.settings[name]
@@ -137,68 +133,40 @@ def _task(
     slices = tuple(setting.slices or primary(slice_key(where) for where in task.slices()))
     chances = [task.chance(where) for where in task.slices() if slice_key(where) in slices]
     arms = tuple(
-        _arm(experiment, grid.Point(name, arch, None, None), label, slices, outcomes, speeds)
+        _arm(experiment, grid.Point(name, arch, None, None), label, outcomes)
         for arch, label in zip(named, archs, strict=True)
     )
+    first = arms[0].rate
     comparisons = tuple(
-        _compared(arm, arms[0], slices, setting, pairs) if arm.outcomes and arms[0].outcomes else None
+        compared(arm.rate, first, slices, pairs=pairs, two_state=setting.two_state)
+        if arm.rate and first and arm.runs and first.runs else None
         for arm in arms[1:]
-    )
+    )  # fmt: skip
     rates = grid.rates_of(setting, None)
     chance = sum(chances) / len(chances)
     label = setting.task[:1].upper() + setting.task[1:]
     return TaskProfile(TaskInfo(setting.task), label, slices, chance, config.train.steps, rates, arms, comparisons)
 
 
-def _compared(arm: Arm, first: Arm, slices: Sequence[str], setting: Setting, pairs: int) -> Comparison:
-    sides = arm.outcomes, first.outcomes
-    ours, theirs = ({key: [each.final.answers(key).accuracy for each in side] for key in slices} for side in sides)
-    questions = min(each.final.answers(key).total for side in sides for each in side for key in slices)
-    return compare(ours, theirs, questions, pairs=pairs, two_state=setting.two_state)
+def _arm(experiment: Experiment, point: grid.Point, label: str, outcomes: grid.Outcomes) -> Arm:
+    from canonlm.train.build import build_model  # imports torch, which pages do not need
+    from canonlm.train.flops import flops_per_token
 
-
-def _arm(
-    experiment: Experiment,
-    point: grid.Point,
-    label: str,
-    slices: Sequence[str],
-    outcomes: grid.Outcomes,
-    speeds: Mapping[str, Speed],
-) -> Arm:
     setting = experiment.settings[point.setting]
     rate = grid.tuned(experiment, point, outcomes)
-    runs = grid.reported(experiment, point, outcomes, _seeds(setting))
-    tried = {run.name for run in (*grid.tuning_runs(experiment, point, outcomes), *runs)}
-    done = {run.name: outcome for run in runs if (outcome := outcomes.get(run.name))}
-    config = grid.tuning_runs(experiment, point)[0].config
-    model = build_model(config, "meta")
-    known = [speeds[name] for name in done if name in speeds]
-    tokens_per_s = _median([each.tokens_per_s for each in known])
+    planned = grid.reported(experiment, point, outcomes, _seeds(setting))
+    tuning = grid.tuning_runs(experiment, point, outcomes)
+    tried = {run.name for run in (*tuning, *planned)}
+    done = [run for each in planned if (run := outcomes.get(each.name))]
+    model = build_model(tuning[0].config, "meta")
+    score, *others = setting.slices or [""]
+    assert not others, "the score of a profile is that of one slice, or of all of the primary scale"
     return Arm(
         label,
-        rate,
+        None if rate is None else rate_of(label, rate, done, score, setting.two_state),
         grid.at_edge(experiment, point, rate, outcomes),
-        tuple(done),
-        tuple(done.values()),
         sum(name in outcomes and outcomes[name] is None for name in tried),
         not tried <= outcomes.keys(),
-        _score(list(done.values()), slices, setting),
         model.num_parameters,
-        flops_per_token(model, config.data.seq_len),
-        tokens_per_s,
-        max((each.memory_gb for each in known if each.memory_gb is not None), default=None),
-        tokens_of(config) / config.train.steps / tokens_per_s / 60 if tokens_per_s else None,
+        flops_per_token(model, tuning[0].config.data.seq_len),
     )
-
-
-def _score(done: Sequence[Outcome], slices: Sequence[str], setting: Setting) -> Spread | None:
-    if not done:
-        return None
-    questions = min(sum(outcome.final.answers(key).total for key in slices) for outcome in done)
-    values = [accuracy(outcome.final, slices) for outcome in done]
-    return spread_of(values, questions, two_state=setting.two_state)
-
-
-def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None

@@ -12,13 +12,14 @@ import canonlm
 from canonlm.core.errors import unknown, writing
 from canonlm.core.files import make_folder, write_json, write_text
 from canonlm.experiments import grid, ledger, schema
-from canonlm.experiments.outcomes import Outcome
+from canonlm.experiments.outcomes import noted
 from canonlm.experiments.plan import plan as plan_of
 from canonlm.experiments.schema import Experiment
 from canonlm.experiments.verdicts import Verdict, judge
 from canonlm.launch import queue
 from canonlm.launch.grid import PlannedRun
 from canonlm.launch.plan import Cost, cost
+from canonlm.runs.load import Run
 from canonlm.train import data
 
 
@@ -84,13 +85,13 @@ def replicate(
     only: Collection[str] = (),
     finished: grid.Outcomes = MappingProxyType({}),
     on_event: Callable[[queue.Event], None] = lambda event: None,
-) -> dict[str, Outcome | None]:
+) -> dict[str, Run | None]:
     """Train unfinished runs, one experiment after another; returns the outcomes of all runs. finished: outcomes of runs
     from elsewhere, which are not trained. KeyboardInterrupt: stopped by a signal, and every run is saved."""
     commit = _commit()
     for experiment in experiments:
         register(experiment, scale, out, commit)
-    outcomes: dict[str, Outcome | None] = dict(finished)
+    outcomes: dict[str, Run | None] = dict(finished)
     for experiment in experiments:
 
         def plan(experiment: Experiment = experiment) -> list[PlannedRun]:
@@ -141,13 +142,12 @@ def register(experiment: Experiment, scale: str, out: Path, commit: str = "") ->
 def of_another_version(experiment: Experiment, scale: str, out: Path, names: Collection[str]) -> int:
     """The number of these runs that were trained for another version of the experiment's file."""
     key = f"{experiment.name}-{scale}"
-    noted = [ledger.noted(out / "runs" / name)[0] for name in names]
-    return sum(each.get(key, experiment.sha256) != experiment.sha256 for each in noted)
+    return sum(noted(out / "runs" / name)[0].get(key, experiment.sha256) != experiment.sha256 for name in names)
 
 
 def _finished_outcomes(
     experiments: Sequence[Experiment], scale: str, out: Path, known: grid.Outcomes
-) -> dict[str, Outcome | None]:
+) -> dict[str, Run | None]:
     """The outcomes of finished runs, and None for runs that failed too often."""
     outcomes = ledger.outcomes_of(experiments, scale, out, known)
     for run in plan_of(experiments, scale, out, outcomes):

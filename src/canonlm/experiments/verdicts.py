@@ -11,8 +11,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from canonlm.experiments.grid import Outcomes, Point, at_edge, points_of, reported, tuned, tuning_runs
-from canonlm.experiments.outcomes import LARGER_IS_BETTER, Outcome, accuracy, diverged, step_at
+from canonlm.experiments.outcomes import LARGER_IS_BETTER, accuracy, diverged, step_at
 from canonlm.experiments.schema import At, Claim, Experiment, Pair
+from canonlm.runs.load import Run
 from canonlm.runs.rows import primary
 from canonlm.runs.seed_statistics import Comparison, compare, spread_over_seeds
 
@@ -145,7 +146,7 @@ class _Arm(NamedTuple):
     rates: tuple[float | None, ...]
     at_edge: bool
     runs: tuple[str, ...]
-    seeds: tuple[tuple[Outcome, ...], ...]
+    seeds: tuple[tuple[Run, ...], ...]
     diverged: tuple[str, ...]
 
 

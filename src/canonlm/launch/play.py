@@ -11,8 +11,7 @@ from canonlm.core.files import temporary_folder
 from canonlm.launch import local, queue
 from canonlm.launch.grid import PlannedRun
 from canonlm.launch.plan import START_SECONDS, Timed, time_left, tokens_of
-from canonlm.runs.follow import Followed
-from canonlm.runs.rows import evaluation, text_evaluation
+from canonlm.runs.watch import Followed
 
 State = Literal["waiting", "running", "finished", "failed"]
 
@@ -21,7 +20,7 @@ class Progress(Followed):
     """The progress of a run in a grid, read from its folder."""
 
     def __init__(self, run: PlannedRun) -> None:
-        super().__init__(run.folder / "metrics.jsonl", evaluation if run.config.text is None else text_evaluation)
+        super().__init__(run.folder / "metrics.jsonl")
         self.run = run
         self.state: State = "waiting"
         self.message = ""

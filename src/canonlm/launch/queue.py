@@ -31,8 +31,8 @@ from canonlm.launch.grid import PlannedRun
 from canonlm.launch.local import Process, is_locked, reason, start_process
 from canonlm.launch.processes import STOPPED
 from canonlm.runs.folder import read_json
-from canonlm.runs.follow import Followed
 from canonlm.runs.leases import Lease, Leases
+from canonlm.runs.watch import Followed
 from canonlm.train.load_config import create_folder
 from canonlm.train.signals import Signals
 

@@ -55,7 +55,7 @@ def learning_curves(archs: Sequence[Architecture], keys: Sequence[str], chance: 
     return {"columns": 4 if all(map(is_slice, keys)) else 2, "panels": panels, "series": series}
 
 
-def unfinished_curves(runs: Sequence[Run], groups: Sequence[Group[Run]], keys: Sequence[str]) -> Chart:
+def unfinished_curves(runs: Sequence[Run], groups: Sequence[Group], keys: Sequence[str]) -> Chart:
     """A panel per slice, and in each a line per run, as far as it has come."""
     last, group_of = max((run.steps or run.last_step for run in runs), default=1), by_run(groups)
     series = [

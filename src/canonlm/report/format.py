@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from canonlm.runs.rows import Evaluation, TextEvaluation, is_slice, one_line, primary, scale_of
+from canonlm.runs.rows import Evaluation, is_slice, of_set, one_line, primary, scale_of
 from canonlm.runs.seed_statistics import Spread
 from canonlm.runs.task_info import TaskInfo
 
@@ -142,13 +142,14 @@ def shown(value: Any) -> str:
     return one_line(str(value), MAX_SHOWN) or "none"
 
 
-def in_words(task: TaskInfo, row: Evaluation | TextEvaluation | None) -> str:
+def in_words(task: TaskInfo, row: Evaluation | None) -> str:
     """`1 hop 0.93  2 hops 0.41`: the slices of the primary scale (their mean if there are more than four) and the first
     measure; for text `loss hops 2.210`."""
     if row is None:
         return ""
-    if isinstance(row, TextEvaluation):
-        losses = [f"{name} {one.loss:.3f}" for name, one in row.sets.items() if one.loss is not None]
+    if not row.slices:
+        values = {name: row.measures.get(of_set("loss", name)) for name in row.sets}
+        losses = [f"{name} {value:.3f}" for name, value in values.items() if value is not None]
         return "loss " + ", ".join(losses[:MAX_SLICES]) if losses else ""
     keys = primary(row.slices)
     parts = [f"{slice_label(task, key)} {row.slices[key].accuracy:.2f}" for key in keys]

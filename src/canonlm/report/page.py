@@ -17,8 +17,7 @@ from canonlm.report.section import section_blocks
 from canonlm.report.text_section import text_blocks
 from canonlm.report.theme import looks
 from canonlm.runs.folder import Folders, as_paths
-from canonlm.runs.groups import by_run
-from canonlm.runs.load import Run, TextRun
+from canonlm.runs.load import Run
 from canonlm.runs.table import RUN_COLUMNS, SCHEMA, measurements, write_csv
 
 MAX_NAMES = 3
@@ -47,8 +46,8 @@ def render(play: Play, *, live: bool = False) -> str:
     """The page as text."""
     archs = [a for section in play.sections for a in section.architectures]
     # A family at several sizes has a look, and so has each size.
-    of_text = [by_run(section.groups)[run.name].family for section in play.texts for run in section.runs]
-    styles = looks([*(a.family for a in archs), *of_text, *(a.arch for a in archs)])
+    families = [a.family for part in play.parts for a in part.architectures]
+    styles = looks([*families, *(a.arch for a in archs)])
     parts = [(section.heading, section_blocks(section, number)) for number, section in enumerate(play.sections)]
     parts += [(section.heading, text_blocks(section, number)) for number, section in enumerate(play.texts)]
     blocks: list[Block] = [{"section": {"title": title if len(parts) > 1 else "", "blocks": of_part}}
@@ -78,7 +77,7 @@ def title_of(play: Play) -> str:
     return f"{listed(names) if len(names) <= MAX_NAMES else count_of(len(names), 'task')}: {compared}"
 
 
-def _task(heading: str, runs: Sequence[Run | TextRun]) -> str:
+def _task(heading: str, runs: Sequence[Run]) -> str:
     presets = {str(run.config.get("preset") or "") for run in runs} - {""}
     return ", ".join([sentence(heading), *(presets if len(presets) == 1 else ())])
 
@@ -113,6 +112,6 @@ def numbers_csv(play: Play) -> str:
     return write_csv(sections.join(rows, on="run", maintain_order="left_right").select("section", *RUN_COLUMNS))
 
 
-def _remarks(run: Run | TextRun) -> list[str]:
-    averaged = ", not in the averages" if isinstance(run, Run) else ""
+def _remarks(run: Run) -> list[str]:
+    averaged = ", not in the averages" if not run.sources else ""
     return [*([] if run.finished else [f"{run.state}{averaged}"]), *run.damage]

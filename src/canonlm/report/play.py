@@ -11,8 +11,8 @@ from canonlm.report.format import listed
 from canonlm.runs.evaluated import Evaluated, years_of
 from canonlm.runs.folder import Folders
 from canonlm.runs.gather import Gathered, gather
-from canonlm.runs.groups import Group, grouped
-from canonlm.runs.load import MAX_LABEL, LeftOut, Run, TextRun, mixes
+from canonlm.runs.groups import Group
+from canonlm.runs.load import MAX_LABEL, LeftOut, Run, mixes
 from canonlm.runs.rows import finite, one_line, writable
 from canonlm.runs.summary import Architecture, summarise
 from canonlm.runs.task_info import TaskInfo
@@ -23,19 +23,21 @@ MAX_COMMAND = 20_000  # letters
 
 @dataclass(frozen=True)
 class Section:
-    """Runs of one task that are compared with each other. `chance` maps a slice (`k=1`) to what guessing scores."""
+    """Runs of one task, or on the same text, that are compared with each other. `chance` maps a slice (`k=1`) to what
+    guessing scores. `years`: (share right, questions) by run on text and birth-year question."""
 
     heading: str
     text: str
     runs: tuple[Run, ...]
     chance: Mapping[str, float] = field(default_factory=dict)
+    years: Mapping[str, Mapping[str, tuple[float, int]]] = field(default_factory=dict)
 
     @cached_property
     def architectures(self) -> list[Architecture]:
         return summarise(self.runs)
 
     @property
-    def groups(self) -> list[Group[Run]]:
+    def groups(self) -> list[Group]:
         return [a.group for a in self.architectures]
 
     @property
@@ -48,23 +50,6 @@ class Section:
 
 
 @dataclass(frozen=True)
-class TextSection:
-    """Runs on the same text. `mix`: its name; `years`: by run and question, (share right, questions)."""
-
-    mix: str
-    runs: tuple[TextRun, ...]
-    years: Mapping[str, Mapping[str, tuple[float, int]]] = field(default_factory=dict)
-
-    @cached_property
-    def groups(self) -> list[Group[TextRun]]:
-        return grouped(self.runs)
-
-    @property
-    def heading(self) -> str:
-        return f"Pretraining on text: {self.mix}"
-
-
-@dataclass(frozen=True)
 class Play:
     """title: of `play.json`; "" if there is none, or too many."""
 
@@ -73,15 +58,15 @@ class Play:
     sections: tuple[Section, ...]
     left_out: tuple[LeftOut, ...]
     evaluated: tuple[Evaluated, ...] = ()
-    texts: tuple[TextSection, ...] = ()
+    texts: tuple[Section, ...] = ()
     gathered: tuple[Gathered, ...] = field(default=(), repr=False)  # everything, as it was read
 
     @property
-    def parts(self) -> list[Section | TextSection]:
+    def parts(self) -> list[Section]:
         return [*self.sections, *self.texts]
 
     @property
-    def runs(self) -> list[Run | TextRun]:
+    def runs(self) -> list[Run]:
         return [run for part in self.parts for run in part.runs]
 
 
@@ -98,7 +83,7 @@ def load_play(folders: Folders) -> Play:
         plays.append(play)
         sections.append(in_folder)
         left_out += [LeftOut(writable(before + entry.name), entry.reason) for entry in missing]
-    texts = [run for one in gathered for run in one.runs.values() if isinstance(run, TextRun)]
+    texts = [run for one in gathered for run in one.runs.values() if run.sources]
     texts.sort(key=lambda run: (run.arch, run.lr, run.seed))
     evaluated = {name: one for each in gathered for name, one in each.evaluated.items()}
     titles = list(dict.fromkeys(title for play in plays if (title := _text_of(play, "title"))))
@@ -110,7 +95,12 @@ def load_play(folders: Folders) -> Play:
         left_out=tuple(left_out),
         evaluated=tuple(replace(one, label=name) if several else one for name, one in evaluated.items()),
         texts=tuple(
-            TextSection(name, tuple(group), {run.name: years_of(evaluated, run.name) for run in group})
+            Section(
+                f"Pretraining on text: {name}",
+                "",
+                tuple(group),
+                years={run.name: years_of(evaluated, run.name) for run in group},
+            )
             for name, group in mixes(texts).items()
         ),
         gathered=tuple(gathered),
@@ -120,7 +110,7 @@ def load_play(folders: Folders) -> Play:
 def _sections(one: Gathered) -> tuple[Mapping[str, Any], list[Section], list[LeftOut]]:
     """(`play.json`, the sections of one folder, what is missing)."""
     missing: list[LeftOut] = []
-    runs = {name: run for name, run in one.runs.items() if isinstance(run, Run)}
+    runs = {name: run for name, run in one.runs.items() if not run.sources}
     play = _read(one.folder / "play.json", missing)
     known = {*one.runs, *(entry.name.removeprefix(f"{one.folder}/") for entry in one.left_out)}
     sections = _listed(play, runs, known, missing) if isinstance(play.get("sections"), list) else None

@@ -133,7 +133,7 @@ def caveats(profile: Profile) -> list[str]:
             "the test split. Equal seeds share data and questions."
         )
     arms = [(task, arm) for task in profile.tasks for arm in task.arms]
-    if edges := [f"{arm.arch} on {task.label} ({arm.rate:g})" for task, arm in arms if arm.at_edge]:
+    if edges := [f"{arm.arch} on {task.label} ({arm.rate.lr:g})" for task, arm in arms if arm.rate and arm.at_edge]:
         lines.append(f"Rates at the edge of the three that were tried: {listed(edges)}.")
     if failed := [f"{arm.failed} of {arm.arch} on {task.label}" for task, arm in arms if arm.failed]:
         lines.append(f"Runs that failed and are left out: {listed(failed)}.")

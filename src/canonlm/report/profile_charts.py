@@ -51,7 +51,7 @@ def solved(profile: Profile) -> Chart:
     for task in profile.tasks:
         for threshold in SOLVED:
             for arm in task.arms:
-                if arm.outcomes:
+                if arm.runs:
                     series.append(_survival(task, arm, threshold) | {"panel": len(panels)})
             title = f"{task.label}, {percent(threshold)}".replace(".0%", "%")
             panels.append({"title": title, "x": steps_axis(task.steps, linked=_equal(profile)), "y": {"share": True}})
@@ -65,8 +65,8 @@ def _equal(profile: Profile) -> bool:
 def _survival(task: TaskProfile, arm: Arm, threshold: float) -> Series:
     """A step up for each seed that reaches the threshold; the others are censored at the end, with a marker."""
     passed = sorted(step for step in arm.solved_at(threshold, task.slices) if step is not None)
-    seeds = len(arm.outcomes)
-    last = max(outcome.steps for outcome in arm.outcomes)
+    seeds = len(arm.runs)
+    last = max(run.evals[-1].step for run in arm.runs)
     missing = seeds - len(passed)
     censored = f"{missing} of {count_of(seeds, 'seed')} not in {last:,} steps: censored" if missing else ""
     hints = ["", *(f"step {step:,}: {place} of {seeds}" for place, step in enumerate(passed, 1)), censored]
@@ -84,7 +84,7 @@ def curves(profile: Profile, *, by_time: bool) -> Chart:
         series.append(level(GUESS, [0, last], [task.chance] * 2, hint, "dot", panel))
         for arm in task.arms:
             unit = arm.minutes if by_time else 1
-            if arm.outcomes and unit:
+            if arm.runs and unit:
                 series += [one | {"panel": panel} for one in _curves(task, arm, unit, by_time)]
         x = steps_axis(last, "minutes", linked=False) if by_time else steps_axis(last, linked=_equal(profile))
         panels.append({"title": task.label, "x": x, "y": {"share": True}})
@@ -92,13 +92,13 @@ def curves(profile: Profile, *, by_time: bool) -> Chart:
 
 
 def _curves(task: TaskProfile, arm: Arm, unit: float, by_time: bool) -> Iterator[Series]:
-    by_run = [{row.step: accuracy(row, task.slices) for row in outcome.evals} for outcome in arm.outcomes]
+    by_run = [{row.step: accuracy(row, task.slices) for row in run.evals} for run in arm.runs]
     steps = sorted(set.intersection(*map(set, by_run)))  # the same in all runs, unless a stream ends
-    for name, run in zip(arm.names, by_run, strict=True):
+    for run, values in zip(arm.runs, by_run, strict=True):
         if len(by_run) > 1:
-            points = [(step * unit, value) for step, value in run.items()]
-            yield series_of("thin", arm.arch, points, run=name, hover=f"{arm.arch}\n{name}")
-    means = [mean(run[step] for run in by_run) for step in steps]
+            points = [(step * unit, value) for step, value in values.items()]
+            yield series_of("thin", arm.arch, points, run=run.name, hover=f"{arm.arch}\n{run.name}")
+    means = [mean(values[step] for values in by_run) for step in steps]
     at = [f"{step * unit:.2g} min (step {step:,})" if by_time else f"step {step:,}" for step in steps]
     hover = [f"{arm.arch}\n{t}: {percent(value)}" for t, value in zip(at, means, strict=True)]
     points = [(step * unit, value) for step, value in zip(steps, means, strict=True)]

@@ -109,9 +109,9 @@ def _numbers(profile: Profile) -> Block:
         if result is not None:
             interval = f"{100 * result.low:+.1f} to {100 * result.high:+.1f}" if result.seeds > 2 else ""
             gap = cell(f"{100 * result.gap:+.1f}".replace("-", "−"), interval.replace("-", "−"))
-        rate = "–" if arm.rate is None else f"{arm.rate:g}"
+        rate = "–" if arm.rate is None else f"{arm.rate.lr:g}"
         score = spread_cell(arm.score, quantity(task.task, ""), arm.score.runs if arm.score else 0)
-        return [score, gap, str(len(arm.outcomes)), cell(rate, "at the edge" if arm.at_edge else ""),
+        return [score, gap, str(len(arm.runs)), cell(rate, "at the edge" if arm.at_edge else ""),
                 percent(task.chance)]  # fmt: skip
 
     head = ["task", "architecture", "score", f"against {profile.archs[0]}", "seeds", "learning rate", "chance"]
@@ -128,10 +128,10 @@ def _best(task: TaskProfile) -> float | None:
 
 def _runs(profile: Profile) -> Block:
     rows: list[list[Cell]] = [
-        [name, f"{outcome.steps:,}", _slices(task, outcome.final.slices)]
+        [run.name, f"{run.evals[-1].step:,}", _slices(task, run.final.slices)]
         for task in profile.tasks
         for arm in task.arms
-        for name, outcome in zip(arm.names, arm.outcomes, strict=True)
+        for run in arm.runs
     ]
     return table(["run", "steps", "right answers, by kind of question"], rows, kind="words")
 

@@ -5,7 +5,6 @@ has a chart and a table.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from canonlm.report.blocks import Block, Cell, caveat, chart, difference_cell, fold, spread_cell, table, value_cell
 from canonlm.report.charts import final_chart, learning_curves, loss_curves, size_curves, unfinished_curves
@@ -80,7 +79,7 @@ def _answer(archs: Sequence[Architecture]) -> str:
     return f"{best.arch} reaches {reached}: {score_label(task, score)}, {count_of(best.repeats, 'run')}."
 
 
-def not_planned(groups: Sequence[Group[Any]]) -> list[str]:
+def not_planned(groups: Sequence[Group]) -> list[str]:
     """A sentence on settings that differ by accident, if any do."""
     other = unplanned(groups)
     return [f"The runs also differ in {listed(other)}: see the settings below."] if other else []
@@ -255,7 +254,7 @@ def _reading(archs: Sequence[Architecture], section: Section) -> list[Block]:
     return [{"text": text} for text in texts if text]
 
 
-def settings_blocks(groups: Sequence[Group[Any]]) -> list[Block]:
+def settings_blocks(groups: Sequence[Group]) -> list[Block]:
     archs, equal, differing = settings(groups)
     rows: list[list[Cell]] = [[setting.label, *setting.values] for setting in differing]
     differed = table(["setting", *archs], rows, kind="words") if rows else {"text": "Nothing differed."}

@@ -6,8 +6,8 @@ from statistics import mean
 
 from canonlm.report.format import count_of, listed, quantity, sentence, slice_label
 from canonlm.runs import seed_statistics
-from canonlm.runs.rows import is_slice, primary
-from canonlm.runs.summary import Architecture, Rate
+from canonlm.runs.rows import primary
+from canonlm.runs.summary import Architecture, Rate, compared
 from canonlm.runs.task_info import TaskInfo
 
 FEW = 3  # architectures that can be compared in sentences; for more, tables are clearer
@@ -52,10 +52,7 @@ def _compared(score: str, a: Architecture, b: Architecture, pairs: int) -> str:
     ours, theirs = ({key: best.values(key) for key in keys} for best in (b.best, a.best))
     if not any(value for each in (ours, theirs) for values in each.values() for value in values):
         return f"neither {a.arch} nor {b.arch} got anything right yet"
-    questions = None  # of a measure
-    if not score or is_slice(score):
-        questions = min(best.questions(key) for best in (a.best, b.best) for key in keys)
-    result = seed_statistics.compare(ours, theirs, questions, pairs=pairs, two_state=task.score.two_state)
+    result = compared(b.best, a.best, keys, pairs=pairs, two_state=task.score.two_state)
     unit = f" {quantity(task, score).label}" if score else " averaged over question types" if len(keys) > 1 else ""
     mine, other = (_mean(each, result.seeds, task, score) for each in (ours, theirs))
     if result.state == "undecided":

@@ -41,7 +41,7 @@ class Setting:
         return self.key.startswith(FIRST)
 
 
-def settings(groups: Sequence[Group[Any]]) -> tuple[list[str], list[Setting], list[Setting]]:
+def settings(groups: Sequence[Group]) -> tuple[list[str], list[Setting], list[Setting]]:
     """(names of groups, equal, differing). The machine and the versions count as settings too."""
     archs = [group.name for group in groups]
     configs = [
@@ -62,7 +62,7 @@ def settings(groups: Sequence[Group[Any]]) -> tuple[list[str], list[Setting], li
     return archs, sorted(equal, key=lambda setting: not setting.main), differing
 
 
-def unplanned(groups: Sequence[Group[Any]]) -> list[str]:
+def unplanned(groups: Sequence[Group]) -> list[str]:
     """Labels of settings of data, training and size that differ by accident."""
     _, _, differing = settings(groups)
     expected = (*PLANNED, *WITHOUT_EFFECT)

@@ -13,8 +13,7 @@ from canonlm.report.evals import suite_tables
 from canonlm.report.format import scale_words, score_label
 from canonlm.report.play import Play
 from canonlm.report.section import by_rate, by_scale, ranking
-from canonlm.report.text_scores import best_rates, scores_blocks
-from canonlm.report.text_section import every_run
+from canonlm.report.text_section import every_run, scores_blocks
 from canonlm.runs.rows import is_slice
 from canonlm.runs.summary import Architecture, adjusted, columns_of, scales_of
 
@@ -51,7 +50,7 @@ def tables(play: Play) -> Iterator[Table | Text]:
         if any(len(a.rates) > 1 for a in architectures):
             yield rate_table(architectures, f"{title}: every learning rate")
     for text in play.texts:
-        for shown in (*scores_blocks(text, best_rates(text))[:1], every_run(text, named=False)):
+        for shown in (*scores_blocks(text)[:1], every_run(text, named=False)):
             yield _drawn(f"\n{text.heading}", shown)
     for heading, _, head, rows in suite_tables(play.evaluated):
         yield _drawn(f"\n{heading}", table(head, rows, kind="models"))

@@ -1,4 +1,4 @@
-"""Runs on one text, on the page and in the terminal: a table of losses, and losses over tokens.
+"""Runs on one text, on the page and in the terminal: losses and birth-year questions, in a table and over tokens.
 
 There is no accuracy, because a text has no questions with one right answer.
 """
@@ -6,18 +6,22 @@ There is no accuracy, because a text has no questions with one right answer.
 import math
 from collections.abc import Sequence
 
-from canonlm.report.blocks import Block, Cell, caveat, cell, chart, fold, table
+from canonlm.report.blocks import Block, Cell, caveat, cell, chart, fold, spread_cell, table
 from canonlm.report.charts import series_of
-from canonlm.report.format import count_of
-from canonlm.report.play import TextSection
+from canonlm.report.format import Quantity, count_of, listed, percent, points
+from canonlm.report.play import Section
 from canonlm.report.section import not_planned, settings_blocks
-from canonlm.report.text_scores import answer, best_rates, loss_columns, scores_blocks
+from canonlm.report.sentences import of_choosing
 from canonlm.runs.groups import by_run
 from canonlm.runs.identity import short
-from canonlm.runs.load import TextRun, set_names, shape_of, tokens_of
+from canonlm.runs.load import Run, shape_of, tokens_of
+from canonlm.runs.rows import OF_A_SET, Evaluation, of_set
+from canonlm.runs.seed_statistics import Spread, by_seed, spread_of
+from canonlm.runs.summary import Rate
 
 MAX_POINTS = 20_000  # of training loss in a chart, shared among its runs
 MIN_POINTS = 20
+MAX_NAMED = 4
 Losses = Sequence[tuple[int, float | None]]
 NO_BREAK = "\u00a0"  # a space at which `32.8 M` cannot break
 ABOUT = (
@@ -25,36 +29,21 @@ ABOUT = (
     "cross-entropy in nats per token, and bits per byte is the same per byte of the text, which does not depend on the "
     "tokenizer. Lower is better."
 )
+NOTE = (
+    "Mean over seeds of the finished runs, each architecture at the learning rate with the lowest loss on all held-out "
+    "text, among those with the most finished runs; it is chosen on the numbers shown here.{bias} 1hop-0k and "
+    "similar: the share of birth years that a model finds in a short text. Small: 95% intervals, for three seeds or "
+    "more."
+)
 
 
-def every_run(section: TextSection, *, named: bool = True) -> Block:
-    """The last numbers of each run; for an unfinished run, with their step. named: with the names of the runs."""
-    runs, group_of, names = section.runs, by_run(section.groups), set_names(section.runs)
-    rows: list[list[Cell]] = []
-    for run in runs:
-        last = run.last
-        early = f"at step {last.step:,}" if last and not run.finished else ""
-        sets = [last.sets.get(name) if last else None for name in names]
-        values = [value for one in sets for value in ((one.loss, one.bits_per_byte) if one else (None, None))]
-        about = [group_of[run.name].family, _size(run), f"{run.lr:g}", str(run.seed), short(run.tokens)]
-        rows.append([
-            *([run.name] if named else []),
-            *(text.replace(" ", NO_BREAK) if named else text for text in about),
-            *("–" if value is None else cell(f"{value:.3f}", early) for value in values),
-            f"{run.train[-1].loss:.3f}" if run.train else "–",
-            run.state,
-        ])  # fmt: skip
-    about = ["architecture", "size", "learning rate", "seed", "tokens"]
-    return table([*(["run"] if named else []), *about, *loss_columns(runs), "training loss", "state"], rows)
-
-
-def text_blocks(section: TextSection, number: int) -> list[Block]:
+def text_blocks(section: Section, number: int) -> list[Block]:
     """For the page. number: of the section; the names of its charts end with it."""
     runs = section.runs
     charts = []
-    for place, name in enumerate(set_names(runs)):
+    for place, name in enumerate(_set_names(runs)):
         caption = f"Loss on held-out text: {name}. A line per run."
-        losses = [[(row.step, row.sets[name].loss) for row in run.evals if name in row.sets] for run in runs]
+        losses = [[(row.step, row.measures.get(of_set("loss", name))) for row in run.evals] for run in runs]
         charts.append(_chart(f"text-{number}-{place}", caption, "validation loss", section, losses))
     max_points = max(MIN_POINTS, MAX_POINTS // len(runs))
     caption = "Loss on training batches, a line per run."
@@ -62,10 +51,9 @@ def text_blocks(section: TextSection, number: int) -> list[Block]:
     training = [[(row.step, row.loss) for row in few] for few in thinned]
     trained = _chart(f"text-loss-{number}", caption, "training loss", section, training)
     drawn = any(one["x"] for one in trained["chart"]["series"])
-    rates = best_rates(section)
-    every, ranking = every_run(section), scores_blocks(section, rates)
+    every, ranking = every_run(section), scores_blocks(section)
     return [
-        {"answer": answer(section, rates)},
+        {"answer": answer(section)},
         *(ranking[:1] or [every]),
         *charts[:1],
         *caveat(not_planned(section.groups)),
@@ -77,14 +65,96 @@ def text_blocks(section: TextSection, number: int) -> list[Block]:
     ]
 
 
-def _size(run: TextRun) -> str:
+def answer(section: Section) -> str:
+    """A sentence on the architecture with the lowest loss."""
+    ranked = _ranked(section)
+    if not ranked:
+        return "No run has finished yet."
+    shown = [f"{rate.arch} {loss.mean:.3f} ({count_of(loss.runs, 'run')})" for rate, loss in ranked[:MAX_NAMED]]
+    losses = listed(shown)
+    if len(ranked) == 1:
+        return f"Loss on held-out text: {losses}."
+    certainty = "the intervals below show how sure that is" if _adds_to_runs(section) else "single runs prove nothing"
+    return f"{ranked[0][0].arch} has the lowest loss on held-out text: {losses}; {certainty}."
+
+
+def scores_blocks(section: Section) -> list[Block]:
+    """A table with a row per architecture at its best learning rate, then how to read it; nothing if no run has
+    finished, or the table of runs shows the same."""
+    ranked = _ranked(section)
+    if not ranked or not _adds_to_runs(section):
+        return []
+    losses = {name: Quantity(name, say="{:.3f}".format) for name in _loss_columns(section.runs)}
+    years = {name: Quantity(name, percent, points) for run in section.runs for name in section.years.get(run.name, {})}
+    rows: list[list[Cell]] = [
+        [rate.arch, f"{rate.lr:g}", str(loss.runs),
+         *(spread_cell(rate.spread(name), quantity, loss.runs) for name, quantity in losses.items()),
+         *(spread_cell(_years(section, rate, name), quantity, loss.runs) for name, quantity in years.items())]
+        for rate, loss in ranked
+    ]  # fmt: skip
+    tried = max(sum(rate.score is not None for rate in a.rates) for a in section.architectures)
+    marks = ["best"] if len({loss.mean for _, loss in ranked}) > 1 else []
+    head = ["architecture", "learning rate", "runs", *losses, *years]
+    return [table(head, rows, marks), {"text": NOTE.format(bias=of_choosing(tried))}]
+
+
+def every_run(section: Section, *, named: bool = True) -> Block:
+    """The last numbers of each run; for an unfinished run, with their step. named: with the names of the runs."""
+    runs, group_of, columns = section.runs, by_run(section.groups), _loss_columns(section.runs)
+    rows: list[list[Cell]] = []
+    for run in runs:
+        last = next((row for row in reversed(run.evals) if row.sets), Evaluation(0, {}))
+        early = "" if run.finished else f"at step {last.step:,}"
+        values = [last.measures.get(name) for name in columns]
+        about = [group_of[run.name].family, _size(run), f"{run.lr:g}", str(run.seed), short(run.tokens)]
+        rows.append([
+            *([run.name] if named else []),
+            *(text.replace(" ", NO_BREAK) if named else text for text in about),
+            *("–" if value is None else cell(f"{value:.3f}", early) for value in values),
+            f"{run.train[-1].loss:.3f}" if run.train else "–",
+            run.state,
+        ])  # fmt: skip
+    about = ["architecture", "size", "learning rate", "seed", "tokens"]
+    return table([*(["run"] if named else []), *about, *columns, "training loss", "state"], rows)
+
+
+def _ranked(section: Section) -> list[tuple[Rate, Spread]]:
+    """The best rate of each architecture with its loss on all held-out text, the lowest loss first."""
+    rates = [(a.best, a.best.score) for a in section.architectures if a.best and a.best.score]
+    return sorted(rates, key=lambda rate: rate[1].mean)
+
+
+def _adds_to_runs(section: Section) -> bool:
+    """Whether the table of runs does not show the same: some architecture has several, or there are birth-year
+    questions."""
+    return sum(run.finished for run in section.runs) > len(_ranked(section)) or any(section.years.values())
+
+
+def _years(section: Section, rate: Rate, name: str) -> Spread | None:
+    """The share right of a birth-year question."""
+    of_runs = [(run.seed, section.years.get(run.name, {}).get(name)) for run in rate.runs]
+    shares = [(seed, *answers) for seed, answers in of_runs if answers]
+    values = by_seed((seed, share) for seed, share, _ in shares)
+    return spread_of([*values.values()], min(count for *_, count in shares)) if shares else None
+
+
+def _set_names(runs: Sequence[Run]) -> list[str]:
+    """The validation sets of any run, in their order."""
+    return list(dict.fromkeys(name for run in runs for row in run.evals for name in row.sets))
+
+
+def _loss_columns(runs: Sequence[Run]) -> list[str]:
+    return [of_set(measure, name) for name in _set_names(runs) for measure in OF_A_SET]
+
+
+def _size(run: Run) -> str:
     """The number of parameters of a finished run; the shape of an unfinished one."""
     if run.result and run.result.num_parameters:
         return short(run.result.num_parameters)
     return shape_of(run.config) or "–"
 
 
-def _chart(name: str, caption: str, title: str, section: TextSection, losses: Sequence[Losses]) -> Block:
+def _chart(name: str, caption: str, title: str, section: Section, losses: Sequence[Losses]) -> Block:
     """Loss against tokens, a line per run. losses: (step, loss) of each run. The loss axis is logarithmic, so that
     exponential decay is a straight line."""
     series, group_of = [], by_run(section.groups)

@@ -8,7 +8,7 @@ task.json       the words of a task from outside
 result.json     written last: the run is finished   log.txt, logs/  output of launched processes
                                                     launch/         what was submitted to SLURM
 
-`check` and `create` are for training. `read_config` and `recorded` are for readers that trust nothing: the run may be
+`check` and `create` are for training. `read_config` is for readers that trust nothing: the run may be
 in progress, crashed, half-written or not a run at all. A folder without a readable `config.yaml` is refused with a
 reason. A folder is only data: nothing in it is ever executed.
 """
@@ -19,10 +19,9 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Generic, Protocol
+from typing import Any, Protocol
 
 import yaml
 
@@ -30,8 +29,8 @@ from canonlm.core import untrusted
 from canonlm.core.errors import InvalidSetting, expected, plain, writing
 from canonlm.core.files import make_folder, write_bytes, write_json, write_text
 from canonlm.core.safe_yaml import read_yaml
-from canonlm.runs.identity import Config, changes, check_label, label
-from canonlm.runs.rows import DAMAGE, E, Evaluate, TrainRow, count, finite, known_count, one_line, read
+from canonlm.runs.identity import Config, changes
+from canonlm.runs.rows import finite, known_count, one_line
 
 TASK = "task.json"
 Folders = str | Path | Sequence[str | Path]
@@ -66,7 +65,7 @@ def check(
         what = f"{old!r}, as in the run that is already in {folder} (choose another --out to change it)"
         raise expected(key, what, new)
     notes: list[str] = []
-    began = _outside(folder, notes)
+    began = noted_digests(folder, notes)
     if notes:
         raise expected("--out", "a folder whose code.json is not damaged", str(folder))
     for reference, one in (outside or {}).items():
@@ -106,7 +105,7 @@ def make(folder: Path) -> None:
 def _keep(folder: Path, outside: Mapping[str, Outside]) -> None:
     """Write copies to `code/`, then their sha256 by reference to `code.json`."""
     digests = {reference: one.sha256 for reference, one in outside.items()}
-    if _outside(folder, []) == digests:
+    if noted_digests(folder, []) == digests:
         return
     code = make_folder(folder, "code")
     names: dict[str, str] = {}  # of the copies: files in two folders may have the same name
@@ -141,94 +140,8 @@ def read_json(path: Path) -> Any:
 # -- for readers ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Result(Generic[E]):
-    """`result.json`, which exists once the run has finished."""
-
-    steps: int
-    final: E
-    num_parameters: int | None = None
-    tokens_per_s: float | None = None
-    train_seconds: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recorded(Generic[E]):
-    """One run folder. `steps` are the planned ones; `config` and `env` are the contents of the files, and `config` also
-    has the sha256 of files from outside as `outside`."""
-
-    name: str
-    arch: str
-    lr: float
-    seed: int
-    steps: int | None
-    config: Mapping[str, Any] = field(repr=False)
-    env: Mapping[str, Any] = field(repr=False)
-    evals: tuple[E, ...] = field(repr=False)
-    train: tuple[TrainRow, ...] = field(repr=False)
-    result: Result[E] | None = None
-    damaged_rows: int = 0
-    notes: tuple[str, ...] = ()
-
-    @property
-    def finished(self) -> bool:
-        return self.result is not None
-
-    @property
-    def damage(self) -> list[str]:
-        """The files and rows that could not be read, a text for each kind."""
-        rows = "row" if self.damaged_rows == 1 else "rows"
-        skipped = [f"{self.damaged_rows:,} damaged {rows} of metrics.jsonl skipped"] if self.damaged_rows else []
-        return [*skipped, *self.notes]
-
-    @property
-    def last_step(self) -> int:
-        return max([row.step for row in self.train] + [row.step for row in self.evals], default=0)
-
-    @property
-    def state(self) -> str:
-        if self.finished:
-            return "finished"
-        planned = f" of {self.steps}" if self.steps is not None else ""
-        return f"unfinished at step {self.last_step}{planned}"
-
-
-def recorded(folder: Path, config: Mapping[str, Any], evaluate: Evaluate[E], notes: list[str]) -> dict[str, Any]:
-    """The fields of `Recorded`. ValueError if the folder cannot be read as a run."""
-    env = read_object(folder / "env.json", notes)
-    evals, train, damaged = read(folder / "metrics.jsonl", evaluate, notes)
-    raw = read_object(folder / "result.json", notes)
-    check_label((raw or {}).get("run"), label(config), "result.json")
-    result = _result(raw, evaluate, notes)
-    if result is not None:
-        evals = with_final(evals, result.final)
-    outside = _outside(folder, notes)
-    return {
-        "name": one_line(folder.absolute().name, 255),
-        **about(config),
-        "config": {**config, "outside": outside} if outside else config,
-        "env": env or {},
-        "evals": tuple(evals),
-        "train": tuple(train),
-        "result": result,
-        "damaged_rows": damaged,
-        "notes": tuple(notes),
-    }
-
-
-def with_final(evals: list[E], final: E) -> list[E]:
-    """The evaluations, and the final one of `result.json` if they lack it. ValueError if they have another one for its
-    step."""
-    for row in evals:
-        if row.step == final.step and row != final:
-            where = f"the evaluation after step {final.step}"
-            raise ValueError(f"result.json and metrics.jsonl differ in {where}: one is not of this run, or damaged")
-    is_there = any(row.step == final.step for row in evals)
-    return evals if is_there else sorted([*evals, final], key=lambda row: row.step)
-
-
-def about(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of `Recorded` that come from the configuration. ValueError: one is missing."""
+def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of `canonlm.runs.load.Run` that come from the configuration. ValueError: one is missing."""
     steps = _key(config, "train.steps", None)
     return {
         "arch": one_line(str(_key(config, "arch"))),
@@ -265,7 +178,7 @@ def read_object(path: Path, notes: list[str]) -> dict[str, Any] | None:
         return None
 
 
-def _outside(folder: Path, notes: list[str]) -> dict[str, str]:
+def noted_digests(folder: Path, notes: list[str]) -> dict[str, str]:
     """The sha256 of files from outside by reference, from `code.json`."""
     digests = (read_object(folder / "code.json", notes) or {}).get("outside")
     return {str(key): str(value) for key, value in digests.items()} if isinstance(digests, dict) else {}
@@ -294,23 +207,6 @@ def _number(config: Mapping[str, Any], dotted: str) -> float:
     if not finite(number):
         raise expected(dotted, "a number", value)
     return number
-
-
-def _result(raw: Mapping[str, Any] | None, evaluate: Evaluate[E], notes: list[str]) -> Result[E] | None:
-    if raw is None:
-        return None
-    try:
-        steps = count(raw["steps"])
-        final = evaluate(raw["final"], steps)
-    except DAMAGE:
-        notes.append("result.json is damaged")
-        return None
-    notes += [f"{name} of the final evaluation is not a finite number" for name in final.unusable]
-    size, speed, seconds = (raw.get(key) for key in ("num_parameters", "tokens_per_s", "train_seconds"))
-    return Result(
-        steps, final, num_parameters=known_count(size),
-        tokens_per_s=speed if finite(speed) else None, train_seconds=seconds if finite(seconds) else None,
-    )  # fmt: skip
 
 
 # -- run folders among other folders ----------------------------------------------------------------------------------

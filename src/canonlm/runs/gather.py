@@ -6,7 +6,7 @@ from pathlib import Path
 
 from canonlm.runs.evaluated import Evaluated, load_evaluated
 from canonlm.runs.folder import Folders, as_paths, is_run, plays_in, run_folders
-from canonlm.runs.load import LeftOut, Run, TextRun, read_runs
+from canonlm.runs.load import LeftOut, Run, read_runs
 from canonlm.runs.rows import writable
 
 
@@ -16,7 +16,7 @@ class Gathered:
     gathered runs. `evaluated`: by such a unique name, with the label in its folder."""
 
     folder: Path
-    runs: dict[str, Run | TextRun]
+    runs: dict[str, Run]
     evaluated: dict[str, Evaluated]
     left_out: list[LeftOut]
 

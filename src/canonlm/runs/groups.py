@@ -7,21 +7,19 @@ that of the architecture. If several groups have one architecture, their names a
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
-from canonlm.runs.folder import Recorded
 from canonlm.runs.identity import NOT_IN_GROUP, NOT_IN_IDENTITY, group, leaf, settings, short, what_differs, write
-
-R = TypeVar("R", bound=Recorded[Any])
+from canonlm.runs.load import Run
 
 
 @dataclass(frozen=True)
-class Group(Generic[R]):
+class Group:
     """`family`: the name without the size. `parameters`: of the finished runs, or None."""
 
     name: str
     family: str
-    runs: tuple[R, ...]
+    runs: tuple[Run, ...]
 
     @property
     def parameters(self) -> int | None:
@@ -36,20 +34,20 @@ class Group(Generic[R]):
         return ", ".join(f"{key} {' → '.join(map(write, pair))}" for key, pair in pairs if isinstance(pair, list))
 
 
-def grouped(runs: Sequence[R]) -> list[Group[R]]:
+def grouped(runs: Sequence[Run]) -> list[Group]:
     """The groups, architectures in order of appearance, the smaller size first."""
-    archs: dict[str, dict[str, list[R]]] = {}
+    archs: dict[str, dict[str, list[Run]]] = {}
     for run in runs:
         archs.setdefault(run.arch, {}).setdefault(group(run.config), []).append(run)
     return [one for arch, groups in archs.items() for one in _named(arch, groups)]
 
 
-def by_run(groups: Iterable[Group[R]]) -> dict[str, Group[R]]:
+def by_run(groups: Iterable[Group]) -> dict[str, Group]:
     """The group of every run, by its name."""
     return {run.name: one for one in groups for run in one.runs}
 
 
-def _named(arch: str, groups: Mapping[str, list[R]]) -> list[Group[R]]:
+def _named(arch: str, groups: Mapping[str, list[Run]]) -> list[Group]:
     plain = [Group(arch, arch, tuple(runs)) for runs in groups.values()]
     if len(plain) == 1:
         return plain
@@ -69,13 +67,13 @@ def _is_size(key: str, matched: Collection[str]) -> bool:
     return key.startswith("model.") and not (key.startswith("model.fields.") and leaf(key) not in matched)
 
 
-def _sizes(groups: Sequence[Group[R]], sizes: Sequence[Mapping[str, Any]]) -> list[str]:
+def _sizes(groups: Sequence[Group], sizes: Sequence[Mapping[str, Any]]) -> list[str]:
     """The shortest texts that tell the sizes apart: `4L 256d`, parameters, or all that differs; empty if equal."""
     distinct = len({write(size) for size in sizes})
     if distinct == 1:
         return [""] * len(groups)
     layers, width = "model.num_hidden_layers", "model.hidden_size"
-    ways: list[Callable[[Group[R], Mapping[str, Any]], str]] = [
+    ways: list[Callable[[Group, Mapping[str, Any]], str]] = [
         lambda one, size: f"{write(size[layers])}L {write(size[width])}d" if {layers, width} <= size.keys() else "",
         lambda one, size: "size unknown" if one.parameters is None else short(one.parameters),
         lambda one, size: "size unknown" if one.parameters is None else f"{one.parameters:,}",

@@ -1,31 +1,23 @@
 """Reads run folders into small frozen records, with a reason for everything that is left out.
 
-No file is trusted: see `canonlm.runs.folder`. A run on text is a `TextRun`, with losses on held-out text and no
-accuracies. Runs on the same text are compared.
+No file is trusted: see `canonlm.runs.folder`. A run on text has losses on held-out text and no accuracies. Runs on the
+same text are compared.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from canonlm.core.errors import expected
 from canonlm.core.user_code import is_reference
-from canonlm.runs.folder import TASK, Recorded, read_config, read_object, recorded
-from canonlm.runs.identity import ABSENT
-from canonlm.runs.rows import (
-    DAMAGE,
-    Evaluation,
-    TextEvaluation,
-    count,
-    evaluation,
-    finite,
-    known_count,
-    one_line,
-    text_evaluation,
-)
+from canonlm.runs.folder import TASK, fields_of, noted_digests, read_config, read_object
+from canonlm.runs.identity import ABSENT, check_label, label
+from canonlm.runs.rows import DAMAGE, Evaluation, TrainRow, count, evaluation, finite, known_count, one_line
+from canonlm.runs.rows import read as read_rows
 from canonlm.runs.task_info import TaskInfo, read
 
+TEXT = "text"  # in place of a task's name
 MAX_REASON, MAX_LABEL = 300, 300
 """Max letters of texts from files."""
 
@@ -36,14 +28,6 @@ class LeftOut:
 
     name: str
     reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run(Recorded[Evaluation]):
-    """A run on a task. `task_label` is the task with its settings."""
-
-    task: TaskInfo
-    task_label: str
 
 
 @dataclass(frozen=True)
@@ -61,9 +45,59 @@ class Source:
         return self.name, self.content or self.path, self.weight
 
 
+@dataclass(frozen=True)
+class Result:
+    """`result.json`, which exists once the run has finished."""
+
+    steps: int
+    final: Evaluation
+    num_parameters: int | None = None
+    tokens_per_s: float | None = None
+    train_seconds: float | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
-class TextRun(Recorded[TextEvaluation]):
-    sources: tuple[Source, ...]
+class Run:
+    """One run folder. `task_label` is the task with its settings. `sources` are the texts of a run on text, which has
+    no task. `steps` are the planned ones; `config` and `env` are the contents of the files, and `config` also has the
+    sha256 of files from outside as `outside`."""
+
+    name: str
+    arch: str
+    lr: float
+    seed: int
+    steps: int | None
+    task: TaskInfo = field(default_factory=lambda: TaskInfo(TEXT))
+    task_label: str = TEXT
+    sources: tuple[Source, ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    env: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    evals: tuple[Evaluation, ...] = field(default=(), repr=False)
+    train: tuple[TrainRow, ...] = field(default=(), repr=False)
+    result: Result | None = None
+    damaged_rows: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def finished(self) -> bool:
+        return self.result is not None
+
+    @property
+    def final(self) -> Evaluation:
+        """The last evaluation of a finished run."""
+        assert self.result is not None
+        return self.result.final
+
+    @property
+    def damage(self) -> list[str]:
+        """The files and rows that could not be read, a text for each kind."""
+        rows = "row" if self.damaged_rows == 1 else "rows"
+        skipped = [f"{self.damaged_rows:,} damaged {rows} of metrics.jsonl skipped"] if self.damaged_rows else []
+        return [*skipped, *self.notes]
+
+    @property
+    def last_step(self) -> int:
+        return max([row.step for row in self.train] + [row.step for row in self.evals], default=0)
 
     @property
     def tokens(self) -> int | None:
@@ -71,24 +105,72 @@ class TextRun(Recorded[TextEvaluation]):
         return tokens_of(self.config, self.last_step)
 
     @property
-    def last(self) -> TextEvaluation | None:
-        """The newest evaluation on any validation set."""
-        return next((row for row in reversed(self.evals) if row.sets), None)
+    def state(self) -> str:
+        if self.finished:
+            return "finished"
+        planned = f" of {self.steps}" if self.steps is not None else ""
+        return f"unfinished at step {self.last_step}{planned}"
 
 
-def load_run(folder: str | Path) -> Run | TextRun:
+def load_run(folder: str | Path) -> Run:
     """Read one run folder. ValueError: one line on why it cannot be read at all."""
-    folder = Path(folder)
+    folder, notes = Path(folder), list[str]()
     config = read_config(folder)
-    if config.get("text") is not None:
-        return load_text(folder, config)
-    task, label = task_of(config, folder)
-    return Run(task=task, task_label=label, **recorded(folder, config, evaluation, []))
+    on_text = config.get("text") is not None
+    if on_text:
+        of_kind: dict[str, Any] = {"sources": _sources(folder, config, notes)}
+    else:
+        of_kind = dict(zip(("task", "task_label"), task_of(config, folder), strict=True))
+    env = read_object(folder / "env.json", notes)
+    rows, train, damaged = read_rows(folder / "metrics.jsonl", notes)
+    evals = [row for row in rows if bool(row.slices) != on_text]
+    damaged += len(rows) - len(evals)
+    raw = read_object(folder / "result.json", notes)
+    check_label((raw or {}).get("run"), label(config), "result.json")
+    result = _result(raw, on_text, notes)
+    if result is not None:
+        evals = _with_final(evals, result.final)
+    digests = noted_digests(folder, notes)
+    return Run(
+        name=one_line(folder.absolute().name, 255), **fields_of(config), **of_kind,
+        config={**config, "outside": digests} if digests else config, env=env or {}, evals=tuple(evals),
+        train=tuple(train), result=result, damaged_rows=damaged, notes=tuple(notes),
+    )  # fmt: skip
 
 
-def read_runs(folders: Iterable[str | Path]) -> tuple[list[Run | TextRun], list[LeftOut]]:
+def _result(raw: Mapping[str, Any] | None, on_text: bool, notes: list[str]) -> Result | None:
+    if raw is None:
+        return None
+    try:
+        steps = count(raw["steps"])
+        final = evaluation(raw["final"], steps)
+        if bool(final.slices) == on_text:
+            raise ValueError("an evaluation of another kind of run")
+    except DAMAGE:
+        notes.append("result.json is damaged")
+        return None
+    notes += [f"{name} of the final evaluation is not a finite number" for name in final.unusable]
+    size, speed, seconds = (raw.get(key) for key in ("num_parameters", "tokens_per_s", "train_seconds"))
+    return Result(
+        steps, final, num_parameters=known_count(size),
+        tokens_per_s=speed if finite(speed) else None, train_seconds=seconds if finite(seconds) else None,
+    )  # fmt: skip
+
+
+def _with_final(evals: list[Evaluation], final: Evaluation) -> list[Evaluation]:
+    """The evaluations, and the final one of `result.json` if they lack it. ValueError if they have another one for its
+    step."""
+    for row in evals:
+        if row.step == final.step and row != final:
+            where = f"the evaluation after step {final.step}"
+            raise ValueError(f"result.json and metrics.jsonl differ in {where}: one is not of this run, or damaged")
+    is_there = any(row.step == final.step for row in evals)
+    return evals if is_there else sorted([*evals, final], key=lambda row: row.step)
+
+
+def read_runs(folders: Iterable[str | Path]) -> tuple[list[Run], list[LeftOut]]:
     """Read what can be read. A folder that holds no evaluation and no training row yet is left out too."""
-    runs: list[Run | TextRun] = []
+    runs: list[Run] = []
     left_out: list[LeftOut] = []
     for folder in map(Path, folders):
         try:
@@ -117,9 +199,8 @@ def task_of(config: Mapping[str, Any], folder: Path) -> tuple[TaskInfo, str]:
     return TaskInfo(name, read(folder / TASK) if is_reference(name) else None), label
 
 
-def load_text(folder: Path, config: Mapping[str, Any]) -> TextRun:
-    """Read a run on text. ValueError: one line on why it cannot be read at all."""
-    notes: list[str] = []
+def _sources(folder: Path, config: Mapping[str, Any], notes: list[str]) -> tuple[Source, ...]:
+    """The texts of a run on text. ValueError: one line on why they cannot be read at all."""
     texts = read_object(folder / "data.json", notes) or {}
     sources = []
     for name, source in named_sources(config).items():
@@ -129,7 +210,7 @@ def load_text(folder: Path, config: Mapping[str, Any]) -> TextRun:
         weight = source.get("weight", 1.0)
         sources.append(Source(name, one_line(str(source.get("path", ""))),
                             float(weight) if finite(weight) else 1.0, one_line(str(content or ""))))  # fmt: skip
-    return TextRun(sources=tuple(sources), **recorded(folder, config, text_evaluation, notes))
+    return tuple(sources)
 
 
 def named_sources(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,11 +219,6 @@ def named_sources(config: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(sources, dict) or not sources:
         raise expected("text.sources", "the text that is read, by name", sources)
     return {one_line(str(name)): source for name, source in sources.items()}
-
-
-def set_names(runs: Sequence[TextRun]) -> list[str]:
-    """The validation sets of any run, in their order."""
-    return list(dict.fromkeys(name for run in runs for row in run.evals for name in row.sets))
 
 
 def tokens_of(config: Mapping[str, Any], step: int) -> int | None:
@@ -162,13 +238,13 @@ def shape_of(config: Mapping[str, Any]) -> str | None:
     return f"{layers}L{width}D" if known_count(layers) and known_count(width) else None
 
 
-def mixes(runs: Sequence[TextRun]) -> dict[str, list[TextRun]]:
+def mixes(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """The runs by what they read: the same texts with the same weights, in whatever folders. A mix is named after its
     sources; weights, folders or contents are added only if two mixes would have one name."""
-    groups: dict[tuple[Any, ...], list[TextRun]] = {}
+    groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         groups.setdefault(tuple(sorted(source.key for source in run.sources)), []).append(run)
-    named: dict[str, list[TextRun]] = {}
+    named: dict[str, list[Run]] = {}
     for group in groups.values():
         others = [other[0].sources for other in groups.values() if other is not group]
         unique = (naming for naming in _NAMINGS if all(naming(group[0].sources) != naming(o) for o in others))

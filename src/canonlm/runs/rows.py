@@ -8,11 +8,11 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from io import TextIOWrapper
 from pathlib import Path
-from typing import IO, Any, Protocol, TypeGuard, TypeVar
+from typing import IO, Any, TypeGuard
 
 from canonlm.core.errors import plain
 from canonlm.core.files import append, write_text
@@ -60,6 +60,9 @@ MAX_BYTES = 2**30
 MAX_LETTERS = 100
 """Max letters of a name from a file."""
 
+OF_A_SET = ("loss", "bits per byte")
+"""Measures on each validation set of text."""
+
 
 @dataclass(frozen=True, slots=True)
 class TrainRow:
@@ -97,6 +100,9 @@ class Evaluation:
     """One eval row: `slices` maps a slice such as `k=1` to its count, `measures` a name such as `kl` to its number.
 
     A row may slice the same answers by several scales (`n=70`, `depth=1`, …). The first in the row is the primary one.
+
+    A row of a run on text has no slices. `sets`: the number of evaluated tokens of each validation set, whose losses
+    are measures (`of_set`); the measure `loss` is the mean over the tokens of all sets.
     """
 
     step: int
@@ -105,6 +111,7 @@ class Evaluation:
     measures: Mapping[str, float] = field(default_factory=dict)
     unusable: tuple[str, ...] = ()  # names of measures without a usable number, as a diverged run has them
     place: str = field(default="", compare=False, repr=False)  # the file, and perhaps the line, for errors
+    sets: Mapping[str, int | None] = field(default_factory=dict)
 
     def answers(self, key: str) -> Count:
         """The answers on a slice. ValueError if the row lacks it."""
@@ -119,29 +126,14 @@ class Evaluation:
         shares = [self.slices[key].accuracy for key in primary(self.slices)]
         return sum(shares) / len(shares)
 
+    @property
+    def of_sets(self) -> set[str]:
+        """The measures on single validation sets."""
+        return {of_set(measure, name) for name in self.sets for measure in OF_A_SET}
+
     def value(self, key: str) -> float | None:
         """The accuracy on a slice or the number of a measure; None if the row lacks it."""
         return self.slices[key].accuracy if key in self.slices else self.measures.get(key)
-
-
-@dataclass(frozen=True)
-class SetLoss:
-    """For one validation set: mean cross-entropy in nats per token, and bits per byte of UTF-8 text; None if not
-    finite. `tokens`: the number of evaluated tokens."""
-
-    loss: float | None
-    bits_per_byte: float | None
-    tokens: int | None
-
-
-@dataclass(frozen=True)
-class TextEvaluation:
-    """One eval row of a run on text. `loss` is the mean over the tokens of all sets."""
-
-    step: int
-    loss: float | None
-    sets: Mapping[str, SetLoss]
-    unusable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -153,23 +145,10 @@ class Remark:
     why: str = ""
 
 
-class Evaluated(Protocol):
-    @property
-    def step(self) -> int: ...
-
-    @property
-    def unusable(self) -> tuple[str, ...]: ...
-
-
-E = TypeVar("E", bound=Evaluated)
-Evaluate = Callable[[Any, int | None], E]
-"""Reads an eval row; the step is for rows without one. `evaluation` or `text_evaluation`."""
-
-
-def parse(row: Any, evaluate: Evaluate[E]) -> E | TrainRow | Remark:
+def parse(row: Any) -> Evaluation | TrainRow | Remark:
     """A row from the loop or from JSON. Raises one of `DAMAGE`."""
     if row["kind"] == "eval":
-        return evaluate(row, None)
+        return evaluation(row)
     if row["kind"] != "train":
         return Remark(one_line(str(row["kind"])), count(row.get("step", 0)), one_line(str(row.get("why", "")), 300))
     loss = float(row["loss"])
@@ -177,24 +156,24 @@ def parse(row: Any, evaluate: Evaluate[E]) -> E | TrainRow | Remark:
     return TrainRow(count(row["step"]), loss, *(_number(row.get(name)) for name in _NUMBERS))
 
 
-def read(path: Path, evaluate: Evaluate[E], notes: list[str] | None = None) -> tuple[list[E], list[TrainRow], int]:
+def read(path: Path, notes: list[str] | None = None) -> tuple[list[Evaluation], list[TrainRow], int]:
     """(evaluations, logged steps, the number of damaged rows), in order of steps. Of two rows for a step, the last
     counts. A missing file has no rows. If a file is not read, or not to its end, the reason is added to `notes`."""
-    evals: dict[int, E] = {}
+    evals: dict[int, Evaluation] = {}
     train: dict[int, TrainRow] = {}
     damaged = 0
     for line in _lines(path, [] if notes is None else notes):
         if not line.strip():
             continue
         try:
-            row = parse(json.loads(line), evaluate)
+            row = parse(json.loads(line))
         except DAMAGE:
             damaged += 1
             continue
         if isinstance(row, TrainRow):
             train[row.step] = row
         elif not isinstance(row, Remark):
-            evals[row.step] = row
+            evals[row.step] = replace(row, place=str(path))
     return [evals[step] for step in sorted(evals)], [train[step] for step in sorted(train)], damaged
 
 
@@ -224,36 +203,39 @@ def bounded_lines(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def evaluation(row: Any, step: int | None = None) -> Evaluation:
-    """The eval row of a run on a task."""
-    slices = {}
-    for entry in row["slices"]:
-        if (answers := counted(entry["correct"], entry["total"])).total:
-            slices[one_line(slice_key(entry["slice"]))] = answers
-    if not slices:
-        raise ValueError("no questions")
-    measures = row.get("measures")
-    measures = measures if isinstance(measures, dict) else {}
-    measures = {one_line(name): value for name, value in measures.items() if name and not is_slice(name)}
+    """An eval row. step: of a row that does not say it. A run on text without held-out text has None in place of a
+    row. Raises one of `DAMAGE`."""
+    if row is None and step is not None:
+        return Evaluation(step, {})
+    more = row.get("measures")
+    more = more if isinstance(more, dict) else {}
+    measures = {one_line(name): value for name, value in more.items() if name and not is_slice(name)}
+    slices, sets = {}, {}
+    if "sets" in row:
+        measures = {"loss": row["loss"], **measures}
+        for name, entry in row["sets"].items():
+            name = one_line(name)
+            sets[name] = known_count(entry.get("tokens"))
+            measures |= {of_set("loss", name): entry["loss"], of_set("bits per byte", name): entry.get("bits_per_byte")}
+    else:
+        for entry in row["slices"]:
+            if (answers := counted(entry["correct"], entry["total"])).total:
+                slices[one_line(slice_key(entry["slice"]))] = answers
+        if not slices:
+            raise ValueError("no questions")
     return Evaluation(
         count(row.get("step", step)),
         {key: slices[key] for key in in_order(slices)},
         _number(row.get("loss")),
         {name: float(value) for name, value in measures.items() if finite(value)},
         tuple(name for name, value in measures.items() if not finite(value)),
+        sets=sets,
     )
 
 
-def text_evaluation(row: Any, step: int | None = None) -> TextEvaluation:
-    """The eval row of a run on text. `row` is None if nothing was evaluated, as no text is held out."""
-    if row is None and step is not None:
-        return TextEvaluation(step, None, {})
-    sets, unusable = {}, [] if finite(row["loss"]) else ["loss"]
-    for name, entry in row["sets"].items():
-        loss, bits, tokens = _number(entry["loss"]), _number(entry.get("bits_per_byte")), entry.get("tokens")
-        name = one_line(name)
-        sets[name] = SetLoss(loss, bits, known_count(tokens))
-        unusable += [f"{key} of {name}" for key, value in (("loss", loss), ("bits per byte", bits)) if value is None]
-    return TextEvaluation(count(row.get("step", step)), _number(row["loss"]), sets, tuple(unusable))
+def of_set(measure: str, name: str) -> str:
+    """The name of a measure on one validation set of text: `loss (web)`, `bits per byte (web)`."""
+    return f"{measure} ({name})"
 
 
 def slice_key(where: Mapping[str, Any]) -> str:

@@ -17,8 +17,17 @@ from canonlm.runs.groups import Group, grouped
 from canonlm.runs.identity import flat
 from canonlm.runs.identity import group as group_of
 from canonlm.runs.load import Run
-from canonlm.runs.rows import Count, Evaluation, in_order, is_slice, primary, scale_of
-from canonlm.runs.seed_statistics import SEEDS_OF_INTERVAL, Spread, best_rate, by_seed, spread_of, wilson_interval
+from canonlm.runs.rows import Count, in_order, is_slice, primary, scale_of
+from canonlm.runs.seed_statistics import (
+    SEEDS_OF_INTERVAL,
+    Comparison,
+    Spread,
+    best_rate,
+    by_seed,
+    compare,
+    spread_of,
+    wilson_interval,
+)
 from canonlm.runs.task_info import TaskInfo
 
 MIN_RATES = 3
@@ -56,7 +65,7 @@ class Rate:
 
     def questions(self, key: str) -> int:
         """The min number of answers of a run on a slice."""
-        return min(_final(run).slices[key].total for run in self.runs if key in _final(run).slices)
+        return min(run.final.slices[key].total for run in self.runs if key in run.final.slices)
 
     def is_below(self, key: str, guess: float | None) -> bool:
         """Whether the accuracy on a slice, or the mean accuracy (""), is significantly below that of guessing: by
@@ -84,7 +93,7 @@ class Architecture:
     measure or the slice that the runs of this task are compared by, "" for the mean accuracy. `tokens_per_s`: the
     median over all finished runs. `validated`: runs on validation samples have chosen the rate."""
 
-    group: Group[Run] = field(repr=False)
+    group: Group = field(repr=False)
     score: str
     rates: tuple[Rate, ...]
     best: Rate | None
@@ -248,27 +257,23 @@ def fairness(architectures: Sequence[Architecture]) -> list[str]:
     return notes
 
 
-def _final(run: Run) -> Evaluation:
-    assert run.result is not None
-    return run.result.final
-
-
 def _values(runs: Sequence[Run], key: str) -> dict[int, float]:
     """The final score of each seed on the slice or measure `key`; "" is the mean accuracy."""
-    finals = [(run.seed, _final(run)) for run in runs]
+    finals = [(run.seed, run.final) for run in runs]
     scores = [(seed, final.value(key) if key else final.accuracy) for seed, final in finals]
     return by_seed((seed, value) for seed, value in scores if value is not None)
 
 
-def _spread(runs: Sequence[Run], key: str) -> Spread | None:
+def _spread(runs: Sequence[Run], key: str, two_state: bool | None) -> Spread | None:
     values = _values(runs, key)
     if not values:
         return None
-    questions = None  # of a measure
-    if not key or is_slice(key):
-        slices = [_final(run).slices for run in runs if not key or key in _final(run).slices]
-        questions = min(sum(each[k].total for k in ([key] if key else primary(each))) for each in slices)
-    return spread_of([*values.values()], questions, two_state=runs[0].task.score.two_state)
+    slices = [run.final.slices for run in runs if not key or key in run.final.slices]  # none has a measure
+    counts = [sum(each[k].total for k in ([key] if key else primary(each))) for each in slices]
+    questions = min(counts, default=None)
+    if two_state is None:
+        two_state = questions is not None and runs[0].task.score.two_state
+    return spread_of([*values.values()], questions, two_state=two_state)
 
 
 def _difference(key: str, reference: Rate, other: Rate) -> Difference | None:
@@ -289,17 +294,20 @@ def _difference(key: str, reference: Rate, other: Rate) -> Difference | None:
 
 
 def _score(runs: Sequence[Run]) -> str:
-    """The measure or the slice that is the score of the runs' task, where any finished run has it; else ""."""
+    """The measure or the slice that is the score of the runs' task, where any finished run has it; else "". Of text:
+    the loss."""
+    if runs[0].sources:
+        return "loss"
     score = runs[0].task.score
     key = score.measure or score.slice
-    return key if any(_final(run).value(key) is not None for run in runs if run.finished) else ""
+    return key if any(run.final.value(key) is not None for run in runs if run.finished) else ""
 
 
-def _split(group: Group[Run]) -> str:
-    return str(flat(group.runs[0].config).get("train.eval_split", "test"))
+def _split(group: Group) -> str:
+    return "test" if group.runs[0].sources else str(flat(group.runs[0].config).get("train.eval_split", "test"))
 
 
-def _apart_from_split(group: Group[Run]) -> str:
+def _apart_from_split(group: Group) -> str:
     config = group.runs[0].config
     train = config.get("train")
     return group_of({**config, "train": {**train, "eval_split": "test"}} if isinstance(train, Mapping) else config)
@@ -307,11 +315,13 @@ def _apart_from_split(group: Group[Run]) -> str:
 
 def _best(rates: Iterable[Rate]) -> Rate | None:
     finished = {rate.lr: rate for rate in rates if rate.runs}
-    scores = {lr: (rate.score.runs, rate.score.mean) if rate.score else (0, 0.0) for lr, rate in finished.items()}
+    signs = {lr: -1 if rate.runs[0].sources else 1 for lr, rate in finished.items()}  # a lower loss is better
+    scores = {lr: (rate.score.runs, signs[lr] * rate.score.mean) if rate.score else (0, 0.0)
+              for lr, rate in finished.items()}  # fmt: skip
     return finished[best_rate(scores)] if finished else None
 
 
-def _architecture(group: Group[Run], score: str, tuning: Group[Run] | None) -> Architecture:
+def _architecture(group: Group, score: str, tuning: Group | None) -> Architecture:
     """tuning: the same on validation samples, which chooses the rate where it can."""
     rates = _rates(group, score)
     chosen = _best(_rates(tuning, score)) if tuning else None
@@ -326,17 +336,29 @@ def _architecture(group: Group[Run], score: str, tuning: Group[Run] | None) -> A
     )  # fmt: skip
 
 
-def _rates(group: Group[Run], score: str) -> tuple[Rate, ...]:
-    rates = []
-    for lr in sorted({run.lr for run in group.runs}):
-        runs = [run for run in group.runs if run.lr == lr]
-        finished = tuple(run for run in runs if run.finished)
-        slices = in_order(key for run in finished for key in _final(run).slices)
-        measures = dict.fromkeys(name for run in finished for name in _final(run).measures)
-        rates.append(Rate(
-            arch=group.name, lr=lr, runs=finished, unfinished=len(runs) - len(finished),
-            slices={key: spread for key in slices if (spread := _spread(finished, key))},
-            measures={name: spread for name in measures if (spread := _spread(finished, name))},
-            score=_spread(finished, score),
-        ))  # fmt: skip
-    return tuple(rates)
+def _rates(group: Group, score: str) -> tuple[Rate, ...]:
+    by_rate = {lr: [run for run in group.runs if run.lr == lr] for lr in sorted({run.lr for run in group.runs})}
+    return tuple(rate_of(group.name, lr, runs, score) for lr, runs in by_rate.items())
+
+
+def rate_of(arch: str, lr: float, runs: Sequence[Run], score: str, two_state: bool | None = None) -> Rate:
+    """The runs of one architecture at one rate, finished or not. score: as in `Architecture`. two_state: see
+    `canonlm.tasks.Score`; default: as the task says."""
+    finished = tuple(run for run in runs if run.finished)
+    slices = in_order(key for run in finished for key in run.final.slices)
+    measures = dict.fromkeys(name for run in finished for name in run.final.measures)
+    return Rate(
+        arch=arch, lr=lr, runs=finished, unfinished=len(runs) - len(finished),
+        slices={key: spread for key in slices if (spread := _spread(finished, key, two_state))},
+        measures={name: spread for name in measures if (spread := _spread(finished, name, two_state))},
+        score=_spread(finished, score, two_state),
+    )  # fmt: skip
+
+
+def compared(ours: Rate, theirs: Rate, keys: Sequence[str], *, pairs: int, two_state: bool) -> Comparison:
+    """The comparison of two rates on slices, or on one measure. pairs, two_state: see `seed_statistics.compare`."""
+    mine, others = ({key: rate.values(key) for key in keys} for rate in (ours, theirs))
+    questions = None  # of a measure
+    if all(map(is_slice, keys)):
+        questions = min(rate.questions(key) for rate in (ours, theirs) for key in keys)
+    return compare(mine, others, questions, pairs=pairs, two_state=two_state)

@@ -23,8 +23,8 @@ from canonlm.core.errors import expected, unknown
 from canonlm.runs.evaluated import Evaluated
 from canonlm.runs.gather import Gathered
 from canonlm.runs.identity import exact, flat
-from canonlm.runs.load import LeftOut, Run, TextRun, mixes, tokens_of
-from canonlm.runs.rows import DAMAGE, Evaluation, TextEvaluation, finite, known_count, one_line, slice_key
+from canonlm.runs.load import LeftOut, Run, mixes, tokens_of
+from canonlm.runs.rows import DAMAGE, Evaluation, finite, known_count, of_set, one_line, slice_key
 from canonlm.runs.seed_statistics import t_factor
 
 SCHEMA = {
@@ -107,18 +107,18 @@ def measurements(
     return pl.DataFrame(values, {name: SCHEMA[name] for name in columns}, orient="row"), unreadable
 
 
-def tasks_of(runs: Sequence[Run | TextRun], names: Names) -> dict[str, tuple[str, str]]:
+def tasks_of(runs: Sequence[Run], names: Names) -> dict[str, tuple[str, str]]:
     """(task, setting) by the name of the run; the setting of text is the name of its mix."""
-    texts = mixes([run for run in runs if isinstance(run, TextRun)])
+    texts = mixes([run for run in runs if run.sources])
     tasks = {run.name: ("text", mix) for mix, group in texts.items() for run in group}
     for run in runs:
-        if isinstance(run, Run):
+        if not run.sources:
             task = run.config["task"]
             tasks[run.name] = run.task.name, names.setting_of(task if isinstance(task, dict) else {"name": task})
     return tasks
 
 
-def _of_run(run: Run | TextRun, kinds: Collection[str]) -> Iterator[Row]:
+def _of_run(run: Run, kinds: Collection[str]) -> Iterator[Row]:
     """The unit, then the columns from `kind` on."""
     split = str(flat(run.config).get("train.eval_split", "test"))
     for row in run.evals if "evaluation" in kinds else ():
@@ -136,18 +136,18 @@ def _of_run(run: Run | TextRun, kinds: Collection[str]) -> Iterator[Row]:
                 yield ("", *at_end, "all", name, value, None, None, None)
 
 
-def _of_evaluation(run: Run | TextRun, row: Evaluation | TextEvaluation, kind: tuple[str, str]) -> Iterator[Row]:
+def _of_evaluation(run: Run, row: Evaluation, kind: tuple[str, str]) -> Iterator[Row]:
     """The task's headline first (the mean over the slices of the primary scale, or one of them), then slice by slice,
     then measures and the loss. For text, each validation set is a slice, and the loss over several sets comes first."""
     at = (*kind, row.step, tokens_of(run.config, row.step))
-    if isinstance(row, TextEvaluation):
+    if run.sources:
         if len(row.sets) > 1:
             yield ("", *at, "all", "loss", row.loss, None, None, None)
-        for name, of_set in row.sets.items():
-            yield ("", *at, name, "loss", of_set.loss, None, None, of_set.tokens)
-            yield ("", *at, name, "bits_per_byte", of_set.bits_per_byte, None, None, of_set.tokens)
+        for name, tokens in row.sets.items():
+            for metric in ("loss", "bits_per_byte"):
+                value = row.measures.get(of_set(metric.replace("_", " "), name))
+                yield ("", *at, name, metric, value, None, None, tokens)
         return
-    assert isinstance(run, Run)
     shares = {key: count.accuracy for key, count in row.slices.items()}
     errors = {key: math.sqrt(p * (1 - p) / max(1, row.slices[key].total - 1)) for key, p in shares.items()}
     keys = run.task.headline(row.slices)

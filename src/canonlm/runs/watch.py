@@ -1,19 +1,75 @@
-"""The progress of runs, read repeatedly from their folders while other processes write them.
+"""The progress of runs: of one, from its loop or from a growing `metrics.jsonl`, or of all runs in some folders.
 
-This is cheap: files with the same size and time are not opened, and of a grown file only the new end is read
-(`canonlm.runs.follow`).
+Folders are read repeatedly while other processes write them. This is cheap: files with the same size and time are not
+opened, and of a grown file only the new end is read.
 """
 
+import json
+import os
 from pathlib import Path
 from typing import NamedTuple
 
-from canonlm.runs.folder import Folders, about, as_paths, configured, read_config, read_object
-from canonlm.runs.follow import Followed
+from canonlm.core.untrusted import open_regular, own_file
+from canonlm.runs.folder import Folders, as_paths, configured, fields_of, read_config, read_object
 from canonlm.runs.load import named_sources, task_of
-from canonlm.runs.rows import evaluation, text_evaluation, writable
+from canonlm.runs.rows import DAMAGE, MAX_LINE, Evaluation, Remark, TrainRow, bounded_lines, parse, writable
 from canonlm.runs.task_info import TaskInfo
 
 QUIET_SECONDS = 300.0  # without a row, after which a run counts as unfinished
+
+
+class Latest:
+    """The newest rows. `step` is the largest of any row."""
+
+    step = 0
+    train: TrainRow | None = None
+    evaluation: Evaluation | None = None
+
+    def take(self, row: TrainRow | Evaluation | Remark) -> None:
+        self.step = max(self.step, row.step)
+        if isinstance(row, TrainRow):
+            self.train = row
+        elif not isinstance(row, Remark):
+            self.evaluation = row
+
+    def seconds_left(self, steps: int, tokens_per_step: int) -> float | None:
+        """Time left at the speed of the last row, without evaluations and checkpoints."""
+        speed = self.train and self.train.tokens_per_s
+        return (steps - self.step) * tokens_per_step / speed if speed else None
+
+
+class Followed(Latest):
+    """The newest rows of a file that another process writes. Each call of `read` reads new rows only; an incomplete row
+    is read later; a damaged row is skipped. A resume may cut the file back: it is then another file, and read from
+    its start.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._inode = self._offset = 0
+
+    def read(self) -> bool:
+        """Read the rows since the last call; True if there were any."""
+        try:
+            with open_regular(own_file(self.path)) as file:
+                status = os.fstat(file.fileno())
+                if status.st_ino != self._inode or status.st_size < self._offset:
+                    self._inode, self._offset = status.st_ino, 0
+                    self.step, self.train, self.evaluation = 0, None, None
+                file.seek(self._offset)
+                return sum(map(self._take_line, bounded_lines(file))) > 0
+        except (OSError, ValueError):
+            return False
+
+    def _take_line(self, line: bytes) -> bool:
+        if not line.endswith(b"\n") and len(line) < MAX_LINE:
+            return False  # an incomplete row at the end of the file
+        self._offset += len(line)
+        try:
+            self.take(parse(json.loads(line)))
+        except DAMAGE:
+            return False
+        return True
 
 
 class Stamp(NamedTuple):
@@ -67,9 +123,8 @@ class Watched(Followed):
     def _configure(self) -> None:
         try:
             config = read_config(self.folder)
-            known = about(config)
+            known = fields_of(config)
             on_text = config.get("text") is not None
-            self.evaluate = text_evaluation if on_text else evaluation
             sources = ", ".join(named_sources(config)) if on_text else ""
             self.task = TaskInfo(sources) if on_text else task_of(config, self.folder)[0]
         except (ValueError, OSError):

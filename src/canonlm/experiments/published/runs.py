@@ -22,7 +22,7 @@ from canonlm.runs.folder import Folders, read_config
 from canonlm.runs.gather import Gathered, gather
 from canonlm.runs.identity import NOT_IN_GROUP, NOT_IN_IDENTITY, flat, short_size, what_differs, write
 from canonlm.runs.identity import settings as settings_of
-from canonlm.runs.load import LeftOut, Run, TextRun, shape_of, tokens_of
+from canonlm.runs.load import LeftOut, Run, shape_of, tokens_of
 from canonlm.runs.rows import DAMAGE
 from canonlm.runs.table import PERCENT, QUESTION, RUN_COLUMNS, SHARE, fitting, measurements, parts_of, results, tasks_of
 
@@ -60,7 +60,7 @@ def load_runs(folders: Folders = "runs", *, settings: Sequence[str] = ()) -> pl.
     return _with_settings(rows.select(RUN_COLUMNS), runs, settings)
 
 
-def _warn(left_out: Sequence[LeftOut], runs: Sequence[Run | TextRun]) -> None:
+def _warn(left_out: Sequence[LeftOut], runs: Sequence[Run]) -> None:
     lines = [f"{entry.name}: {entry.reason}" for entry in left_out]
     for run in runs:
         unfinished = [] if run.finished else [f"{run.state}, so it has no rows of kind final"]
@@ -72,7 +72,7 @@ def _warn(left_out: Sequence[LeftOut], runs: Sequence[Run | TextRun]) -> None:
         warnings.warn(text, stacklevel=3)
 
 
-def _with_settings(frame: pl.DataFrame, runs: Sequence[Run | TextRun], keys: Sequence[str]) -> pl.DataFrame:
+def _with_settings(frame: pl.DataFrame, runs: Sequence[Run], keys: Sequence[str]) -> pl.DataFrame:
     configs = {run.name: flat(run.config) for run in runs}
     for key in keys:
         values = {name: config[key] for name, config in configs.items() if key in config}
@@ -195,7 +195,7 @@ def _has_no_numbers(entry: LeftOut) -> bool:
     return entry.reason.startswith(("text", "nothing recorded yet"))
 
 
-def _damage(run: Run | TextRun) -> list[LeftOut]:
+def _damage(run: Run) -> list[LeftOut]:
     return [LeftOut(f"part of {run.name}", "; ".join(run.damage))] if run.damage else []
 
 
@@ -205,7 +205,7 @@ def _about_runs(gathered: Iterable[Gathered]) -> dict[str, Row]:
     runs = [run for one in gathered for run in one.runs.values()]
     tasks = tasks_of(runs, names)
     rows: dict[str, Row] = {}
-    alike: dict[tuple[Any, ...], list[Run | TextRun]] = {}
+    alike: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         arch, canon = split_arch(run.arch, _fields(run.config))
         size = shape_of(run.config)
