@@ -23,7 +23,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 from canonlm.core.errors import expected
 from canonlm.core.files import write_json
@@ -39,22 +40,24 @@ MAX_INDEX = 2**27
 MAX_VOCAB = 2**24
 """Max tokens of a vocabulary; the largest in use have some 2**18."""
 
-_STRICT = ConfigDict(extra="forbid", strict=True)
-_Count = Annotated[int, Field(ge=0, lt=2**48)]
-_Size = Annotated[int, Field(gt=0, lt=2**48)]
-_Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+_Text = Annotated[str, Field(strict=True)]
+_Count = Annotated[int, Field(strict=True, ge=0, lt=2**48)]
+_Size = Annotated[int, Field(strict=True, gt=0, lt=2**48)]
+_Sha256 = Annotated[str, Field(strict=True, pattern=r"^[0-9a-f]{64}$")]
 
 
 @dataclass(frozen=True)
 class Shard:
     """`tokens` tokens of `documents` documents, `bytes` bytes as text."""
 
-    name: str
-    tokens: int
-    documents: int
-    bytes: int
-    sha256: str
-    ends_sha256: str
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    name: _Text
+    tokens: _Size
+    documents: _Size
+    bytes: _Count
+    sha256: _Sha256
+    ends_sha256: _Sha256
 
     @property
     def ends(self) -> str:
@@ -62,50 +65,31 @@ class Shard:
         return f"{self.name}.index"
 
 
+class TokenizerFile(TypedDict):
+    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
+
+    name: _Text
+    sha256: _Sha256
+
+
 @dataclass(frozen=True)
 class Index:
-    """`dtype` is "uint16" or "uint32"; `splits` has "train" and "valid", of which either may be empty."""
+    """The keys of `index.json` besides format and version; of the splits, either may be empty."""
 
-    vocab_size: int
-    dtype: str
-    tokenizer: dict[str, str]
-    bos_id: int | None
-    eos_id: int | None
-    splits: dict[str, tuple[Shard, ...]]
-    inputs: tuple[dict[str, Any], ...]
-    bad_lines: int
-    command: dict[str, Any]
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
-
-class _Shard(BaseModel):
-    model_config = _STRICT
-    name: str
-    tokens: _Size
-    documents: _Size
-    bytes: _Count
-    sha256: _Sha256
-    ends_sha256: _Sha256
-
-
-class _Tokenizer(BaseModel):
-    model_config = _STRICT
-    name: str
-    sha256: _Sha256
-
-
-class _File(BaseModel):
-    """The keys of `index.json` besides format and version."""
-
-    model_config = _STRICT
-    vocab_size: Annotated[int, Field(gt=0, le=MAX_VOCAB)]
+    vocab_size: Annotated[int, Field(strict=True, gt=0, le=MAX_VOCAB)]
     dtype: Literal["uint16", "uint32"]
-    tokenizer: _Tokenizer
+    tokenizer: TokenizerFile
     bos_id: _Count | None
     eos_id: _Count | None
-    splits: dict[Literal["train", "valid"], list[Any]]
-    inputs: list[dict[str, Any]]
+    splits: dict[Literal["train", "valid"], tuple[Shard, ...]]
+    inputs: tuple[dict[str, Any], ...]
     bad_lines: _Count
     command: dict[str, Any]
+
+
+_SHARD, _INDEX = TypeAdapter(Shard), TypeAdapter(Index)
 
 
 def write(folder: Path, index: Index) -> None:
@@ -121,38 +105,30 @@ def read(folder: Path) -> Index:
     if (content.pop("format", None), content.pop("version", None)) != (FORMAT, VERSION):
         raise ValueError(f"{path}: expected what `canonlm data prepare` writes, version {VERSION}")
     try:
-        file = _File.model_validate(content)
+        index = _INDEX.validate_python(content)
     except ValidationError as error:
         raise _refused(error, str(path)) from None
-    _check_ids(file, path)
-    path_inside(folder, file.tokenizer.name, f"{path}: tokenizer.name")
-    splits: dict[str, tuple[Shard, ...]] = {
-        split: tuple(shard(folder, one, f"{path}: splits.{split}.{number}") for number, one in enumerate(shards))
-        for split, shards in file.splits.items()
-    }
-    return Index(
-        vocab_size=file.vocab_size,
-        dtype=file.dtype,
-        tokenizer=file.tokenizer.model_dump(),
-        bos_id=file.bos_id,
-        eos_id=file.eos_id,
-        splits=splits,
-        inputs=tuple(file.inputs),
-        bad_lines=file.bad_lines,
-        command=file.command,
-    )
+    _check_ids(index, path)
+    path_inside(folder, index.tokenizer["name"], f"{path}: tokenizer.name")
+    for split, shards in index.splits.items():
+        for number, one in enumerate(shards):
+            _check_names(folder, one, f"{path}: splits.{split}.{number}")
+    return index
 
 
 def shard(folder: Path, values: Any, place: str) -> Shard:
     """A shard in `folder`, from its JSON values; error messages begin with `place`."""
     try:
-        checked = _Shard.model_validate(values)
+        one = _SHARD.validate_python(values)
     except ValidationError as error:
         raise _refused(error, place) from None
-    one = Shard(**dict(checked))
-    for name in (one.name, one.ends):
-        path_inside(folder, name, f"{place}.name")
+    _check_names(folder, one, place)
     return one
+
+
+def _check_names(folder: Path, shard: Shard, place: str) -> None:
+    for name in (shard.name, shard.ends):
+        path_inside(folder, name, f"{place}.name")
 
 
 def check(folder: Path) -> Index:
@@ -207,7 +183,7 @@ def cannot_be_read(path: Path | str, error: Exception) -> ValueError:
     return ValueError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}")
 
 
-def _check_ids(file: _File, path: Path) -> None:
+def _check_ids(file: Index, path: Path) -> None:
     if file.dtype == "uint16" and file.vocab_size > 2**16:
         raise expected(f"{path}: vocab_size", "at most 65,536 with dtype uint16", file.vocab_size)
     for key, id in (("bos_id", file.bos_id), ("eos_id", file.eos_id)):
@@ -218,9 +194,7 @@ def _check_ids(file: _File, path: Path) -> None:
 def _refused(error: ValidationError, place: str) -> ValueError:
     """The first complaint, in one line."""
     first = error.errors(include_url=False, include_context=False)[0]
-    where = ".".join(str(part)[:60] for part in first["loc"])
-    separator = "." if place[-1].isdigit() else ": "
-    key = f"{place}{separator}{where}" if where else place
+    key = ": ".join(filter(None, (place, ".".join(str(part)[:60] for part in first["loc"]))))
     if first["type"] == "missing":
         return ValueError(f"{key}: missing")
     if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
@@ -233,7 +207,7 @@ def _refused(error: ValidationError, place: str) -> ValueError:
 _KINDS = {
     "int_type": "an integer",
     "string_type": "a string",
-    "list_type": "a list",
+    "tuple_type": "a list",
     "dict_type": "an object",
-    "model_type": "an object",
+    "dataclass_type": "an object",
 }
