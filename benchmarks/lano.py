@@ -25,7 +25,6 @@ import numpy as np
 
 import canonlm
 from canonlm.tasks.lano.grammar import BUILT_IN, Grammar
-from canonlm.tasks.lano.parse import contains, count_parses, min_substitutions, next_token_probs, parse
 
 QUICK = ("cfg3f", "cfg3k")
 REPEATS = 3
@@ -63,17 +62,17 @@ def measure(name: str, count: int) -> dict[str, Any]:
     grammar, rng = Grammar.load(name), np.random.default_rng(0)
     terminals = grammar.sizes[-1]
     sentences = [grammar.sample("test", 0, i).tokens for i in range(count)]
-    rejected = [tokens for s in sentences if not contains(grammar, tokens := wrong(s, 1, terminals, rng))]
+    rejected = [tokens for s in sentences if not grammar.contains(tokens := wrong(s, 1, terminals, rng))]
     near = [wrong(s, 3, terminals, rng) for s in sentences[: count // 2]]
     far = [rng.integers(1, terminals + 1, len(s)) for s in sentences[: count // 10]]
     cases = {
-        "contains": (contains, sentences),
-        "contains, rejected": (contains, rejected),
-        "count_parses": (count_parses, sentences),
-        "parse": (parse, sentences),
-        "next_token_probs": (next_token_probs, sentences),
-        "min_substitutions, near": (min_substitutions, near),
-        "min_substitutions, far": (min_substitutions, far),
+        "contains": (Grammar.contains, sentences),
+        "contains, rejected": (Grammar.contains, rejected),
+        "count_parses": (Grammar.count_parses, sentences),
+        "parse": (Grammar.parse, sentences),
+        "next_token_probs": (Grammar.next_token_probs, sentences),
+        "min_substitutions, near": (Grammar.min_substitutions, near),
+        "min_substitutions, far": (Grammar.min_substitutions, far),
     }
     times = {case: milliseconds(function, grammar, sequences) for case, (function, sequences) in cases.items()}
     before = peak_mb(reset=True)  # only now, as the compiler may have taken far more

@@ -12,7 +12,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from canonlm.tasks.lano import RELEASED, Grammar
-from canonlm.tasks.lano.exact import random_strings
 from canonlm.tasks.lano.grammar import FOLDER
 
 #        sizes, rules, alternatives, mean, sd, shortest, longest, bits of a tree
@@ -158,7 +157,7 @@ def test_distributions_by_enumeration(grammar):
 @given(SMALL)
 def test_random_strings_are_bounded(grammar):
     """Against all sentences: how many there are of each length, and how many different ends of each length."""
-    full, ends = random_strings(grammar.rules, grammar.sizes[-1])
+    full, ends = grammar.random_strings
     every = [string for string, _ in trees(grammar)]
     sentences = {*every}
     for n in range(1, grammar.max_len + 1):
@@ -171,7 +170,7 @@ def test_random_strings_are_bounded(grammar):
 def test_random_strings_by_hand():
     """a has the sentences 1 1 and 1 2, so the language has 16 of 4 tokens out of 2^4; ends: 1 1, 1 2 and 1, 2 …"""
     grammar = Grammar("hand", (1, 1, 2), ((((0, 0),),), (((0, 0), (0, 1)),)))
-    full, ends = random_strings(grammar.rules, 2)
+    full, ends = grammar.random_strings
     assert full.tolist() == [0, 0, 0, 0, 4 / 16]
     # one token: 1 or 2 (in 2 alternatives); two: 11, 12; three: (1 or 2) before 11 or 12
     assert ends.tolist() == [0, 2 / 2, 2 / 4, 4 / 8]

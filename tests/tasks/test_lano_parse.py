@@ -11,17 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from canonlm.tasks.lano.grammar import Grammar
-from canonlm.tasks.lano.parse import (
-    contains,
-    count_parses,
-    first_dead,
-    kl,
-    log_probability,
-    min_substitutions,
-    next_token_probs,
-    parse,
-)
-from canonlm.tasks.lano.spans import SUM_OF_PRODUCTS, find_prefixes, find_spans, flatten
+from canonlm.tasks.lano.parse import kl
+from canonlm.tasks.lano.spans import SUM_OF_PRODUCTS, find_prefixes, find_spans
 
 
 @st.composite
@@ -83,11 +74,11 @@ def test_membership_counts_and_trees_of_every_string(grammar):
     truth = sentences(grammar)
     everything = {*truth, *strings(grammar.sizes[-1], 8 if grammar.sizes[-1] < 3 else 5)}
     for tokens in everything:
-        assert contains(grammar, tokens) is (tokens in truth)
+        assert grammar.contains(tokens) is (tokens in truth)
     for tokens in [*sorted(truth)[::7], *sorted(everything)[:: len(everything) // 20 + 1]]:
         count, _ = truth.get(tokens, (0, 0))
-        assert count_parses(grammar, tokens) == count
-        tree = parse(grammar, tokens)
+        assert grammar.count_parses(tokens) == count
+        tree = grammar.parse(tokens)
         assert (tree is not None) == (count > 0)
         if tree is not None:
             check_tree(grammar, tokens, tree)
@@ -103,7 +94,7 @@ def test_substitutions_are_the_hamming_distance_to_the_nearest_sentence(grammar,
     for n in range(1, 11):
         for tokens in rng.integers(1, grammar.sizes[-1] + 1, (3, n)):
             distances = (np.array(of_length[n]) != tokens).sum(1) if of_length[n] else [None]
-            assert min_substitutions(grammar, tokens) == min(distances)
+            assert grammar.min_substitutions(tokens) == min(distances)
 
 
 @given(grammars(), st.data())
@@ -119,10 +110,10 @@ def test_next_token_distributions_and_dead_prefixes(grammar, data):
     for text in texts:
         cut = data.draw(st.integers(0, len(text)))
         for tokens in (text, text[:cut], (*text[:cut], *noise)):
-            rows = next_token_probs(grammar, tokens)
+            rows = grammar.next_token_probs(tokens)
             assert rows.shape == (len(tokens) + 1, grammar.sizes[-1] + 1)
             alive = [tokens[:i] in weight for i in range(len(tokens) + 1)]
-            assert first_dead(grammar, tokens) == (None if all(alive) else alive.index(False) - 1)
+            assert grammar.first_dead(tokens) == (None if all(alive) else alive.index(False) - 1)
             for i, row in enumerate(rows):
                 if not alive[i]:
                     assert np.isnan(row).all()
@@ -132,7 +123,7 @@ def test_next_token_distributions_and_dead_prefixes(grammar, data):
                 shares += [weight.get((*prefix, t), Fraction(0)) for t in range(1, grammar.sizes[-1] + 1)]
                 np.testing.assert_allclose(row, [float(s / weight[prefix]) for s in shares], rtol=1e-12)
             share = truth.get(tokens, (0, Fraction(0)))[1]
-            assert log_probability(grammar, tokens) == pytest.approx(math.log(share) if share else -math.inf, abs=1e-12)
+            assert grammar.log_probability(tokens) == pytest.approx(math.log(share) if share else -math.inf, abs=1e-12)
 
 
 # -- large grammars ---------------------------------------------------------------------------------------------------
@@ -149,8 +140,8 @@ def interchangeable(depth, symbols, lengths):
 def test_more_than_2_to_the_64_parses(depth):
     """Full binary trees: every node but the root and the leaves is one of two symbols."""
     grammar = interchangeable(depth, 2, (2,))
-    assert count_parses(grammar, [1] * 2**depth) == 2 ** (2**depth - 2)
-    assert contains(grammar, [1] * 2**depth)
+    assert grammar.count_parses([1] * 2**depth) == 2 ** (2**depth - 2)
+    assert grammar.contains([1] * 2**depth)
 
 
 def test_counts_around_2_to_the_53_and_far_above():
@@ -166,7 +157,7 @@ def test_counts_around_2_to_the_53_and_far_above():
     doubtful = [count for count in expected if count != int(float(count))]
     assert expected[0] < 2**53 < min(doubtful) < 2**60
     assert max(expected) > 2**64
-    assert [count_parses(grammar, [1] * n) for n in lengths] == expected
+    assert [grammar.count_parses([1] * n) for n in lengths] == expected
 
 
 def test_substitutions_of_far_strings():
@@ -188,7 +179,7 @@ def test_substitutions_of_far_strings():
             folder.append(best)
         costs = folder
     assert costs[0][0, n] > 20
-    assert min_substitutions(grammar, tokens) == costs[0][0, n]
+    assert grammar.min_substitutions(tokens) == costs[0][0, n]
 
 
 @pytest.mark.parametrize(("alternatives", "token"), [(1, 1), (64, 2)], ids=["certain", "rare"])
@@ -206,13 +197,13 @@ def test_distributions_survive_where_doubles_underflow(alternatives, token):
     stretches = {alternatives: [token] * 1024, 8: (np.arange(1024) % 8 + 3).tolist()}
     for order in ([alternatives, 8], [8, alternatives]):
         tokens = stretches[order[0]] + stretches[order[1]]
-        rows = next_token_probs(grammar, tokens)
+        rows = grammar.next_token_probs(tokens)
         np.testing.assert_allclose(rows.sum(1), 1, rtol=1e-12)
         for stretch, alike in enumerate(order):
             inside = np.arange(1, 1024) + 1024 * stretch  # the first token of all chooses the order
             np.testing.assert_allclose(rows[inside, np.array(tokens)[inside]], 1 / alike, rtol=1e-9)
         exact = -math.log(2) - 1024 * math.log(8 * alternatives)
-        assert log_probability(grammar, tokens) == pytest.approx(exact, rel=1e-11)
+        assert grammar.log_probability(tokens) == pytest.approx(exact, rel=1e-11)
 
 
 def test_memory_stays_small():
@@ -220,7 +211,7 @@ def test_memory_stays_small():
     for name in ("cfg3j", "cfg3k"):
         grammar = Grammar.load(name)
         tokens = max((grammar.sample("test", 0, i).tokens for i in range(50)), key=len).astype(np.int32) - np.int32(1)
-        flat = flatten(grammar)
+        flat = grammar.flat
         weights = 1 / np.maximum(np.diff(flat.rules), 1)
         spans = find_spans(flat, tokens, weights, np.full(len(tokens), 2.2), SUM_OF_PRODUCTS)
         prefixes = find_prefixes(flat, spans, weights, len(tokens))
@@ -250,17 +241,17 @@ RELEASED = {
 def test_floors_and_ambiguity_of_the_released_grammars(name):
     grammar, draws = Grammar.load(name), 300
     trees = [grammar.sample("test", 1, i) for i in range(draws)]
-    assert all(contains(grammar, tree.tokens) for tree in trees)
+    assert all(grammar.contains(tree.tokens) for tree in trees)
     lengths = np.array([len(tree.tokens) for tree in trees])
-    nats = -np.array([log_probability(grammar, tree.tokens) for tree in trees])
-    ambiguous = np.mean([count_parses(grammar, tree.tokens) > 1 for tree in trees])
+    nats = -np.array([grammar.log_probability(tree.tokens) for tree in trees])
+    ambiguous = np.mean([grammar.count_parses(tree.tokens) > 1 for tree in trees])
     floor, share, theirs = RELEASED[name]
     both = math.sqrt(1 / draws + 1 / theirs)
     error = np.std(nats - floor * lengths) / lengths.mean() * both
     assert nats.sum() / lengths.sum() == pytest.approx(floor, abs=4 * error)
     assert error < 0.006
     assert ambiguous == pytest.approx(share, abs=4 * math.sqrt(share * (1 - share)) * both)
-    check_tree(grammar, trees[0].tokens.tolist(), parse(grammar, trees[0].tokens))
+    check_tree(grammar, trees[0].tokens.tolist(), grammar.parse(trees[0].tokens))
 
 
 @pytest.mark.parametrize("name", ["cfg3f", "cfg3k"])
@@ -268,16 +259,16 @@ def test_rows_are_distributions_and_a_few_wrong_tokens_are_counted(name):
     grammar, rng = Grammar.load(name), np.random.default_rng(3)
     for i in range(5):
         tokens = grammar.sample("valid", 2, i).tokens
-        np.testing.assert_allclose(next_token_probs(grammar, tokens).sum(1), 1, rtol=1e-13)
-        assert first_dead(grammar, tokens) is None
-        assert min_substitutions(grammar, tokens) == 0
+        np.testing.assert_allclose(grammar.next_token_probs(tokens).sum(1), 1, rtol=1e-13)
+        assert grammar.first_dead(tokens) is None
+        assert grammar.min_substitutions(tokens) == 0
         wrong = tokens.copy()
         at = rng.choice(len(tokens), 3, replace=False)
         wrong[at] = wrong[at] % 3 + 1
-        distance = min_substitutions(grammar, wrong)
-        assert (distance > 0) == (not contains(grammar, wrong))
+        distance = grammar.min_substitutions(wrong)
+        assert (distance > 0) == (not grammar.contains(wrong))
         assert distance <= 3
-        dead = first_dead(grammar, wrong)
+        dead = grammar.first_dead(wrong)
         assert dead is None or dead >= at.min()
 
 
@@ -293,34 +284,34 @@ NOT_TOKENS = [
 @pytest.mark.parametrize("tokens", NOT_TOKENS)
 def test_invalid_sequences_of_terminals(tokens):
     grammar = Grammar.load("cfg3b")
-    assert contains(grammar, tokens) is False
+    assert grammar.contains(tokens) is False
     if isinstance(tokens, list) and not tokens:
         return  # the empty sequence: see below
-    for question in (count_parses, parse, min_substitutions, next_token_probs, log_probability, first_dead):
+    for question in ("count_parses", "parse", "min_substitutions", "next_token_probs", "log_probability", "first_dead"):
         with pytest.raises(ValueError, match=r"^tokens.*: expected .*terminal.*3, got [^\n]*$"):
-            question(grammar, tokens)
+            getattr(grammar, question)(tokens)
 
 
 def test_the_empty_sequence_is_a_prefix_but_not_a_sentence():
     grammar = Grammar.load("cfg3b")
-    assert count_parses(grammar, []) == 0
-    assert parse(grammar, []) is None
-    assert min_substitutions(grammar, []) is None
-    assert first_dead(grammar, []) is None
-    assert log_probability(grammar, []) == -math.inf
-    np.testing.assert_allclose(next_token_probs(grammar, [])[:, 1:].sum(), 1)
+    assert grammar.count_parses([]) == 0
+    assert grammar.parse([]) is None
+    assert grammar.min_substitutions([]) is None
+    assert grammar.first_dead([]) is None
+    assert grammar.log_probability([]) == -math.inf
+    np.testing.assert_allclose(grammar.next_token_probs([])[:, 1:].sum(), 1)
 
 
 def test_the_first_wrong_token_is_named():
     with pytest.raises(ValueError, match=r"^tokens\[2\]: expected a terminal from 1 to 3, got 9$"):
-        count_parses(Grammar.load("cfg3b"), [1, 2, 9, 0])
+        Grammar.load("cfg3b").count_parses([1, 2, 9, 0])
 
 
 def test_sequences_of_every_kind():
     grammar = Grammar.load("cfg3b")
     tokens = grammar.sample("test", 0, 0).tokens
     for same in (tokens.tolist(), tuple(tokens.tolist()), tokens.astype(np.uint8), [np.int64(t) for t in tokens]):
-        assert contains(grammar, same)
+        assert grammar.contains(same)
 
 
 # -- the divergence of two distributions ------------------------------------------------------------------------------

@@ -13,11 +13,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from canonlm.core.errors import expected, unknown
-from canonlm.tasks.lano import exact, parse, sampling, text
+from canonlm.tasks.lano import sampling, text
+from canonlm.tasks.lano.exact import Distributions
 from canonlm.tasks.lano.invent import invent
+from canonlm.tasks.lano.parse import Parsing
 from canonlm.tasks.random import check_count, check_split
 
 FOLDER = Path(__file__).parent / "grammars"
@@ -30,7 +30,7 @@ Rules = tuple[tuple[tuple[tuple[int, ...], ...], ...], ...]
 
 
 @dataclass(frozen=True)
-class Grammar:
+class Grammar(Distributions, Parsing):
     """A layered grammar. sizes[level]: the number of symbols of a level, root first, terminals last. rules[level][i]:
     the alternatives of symbol i of a level, each a tuple of positions (from 0) in the next level; terminal t has
     position t - 1.
@@ -114,72 +114,5 @@ class Grammar:
         """The rules as arrays, for the sampler."""
         return sampling.tables(self.sizes, self.rules)
 
-    # -- exact distributions of sentences ------------------------------------------------------------------------------
-
-    @cached_property
-    def min_len(self) -> int:
-        """Tokens in the shortest sentence."""
-        return exact.extreme_length(self.rules, self.sizes[-1], min)
-
-    @cached_property
-    def max_len(self) -> int:
-        """Tokens in the longest sentence."""
-        return exact.extreme_length(self.rules, self.sizes[-1], max)
-
-    @cached_property
-    def length_distribution(self) -> np.ndarray:
-        """P(a sentence has n tokens), float64 [max_len + 1]."""
-        return exact.length_distribution(self.rules, self.sizes[-1])
-
-    @property
-    def mean_len(self) -> float:
-        return float(self.length_distribution @ np.arange(self.max_len + 1))
-
-    @property
-    def sd_len(self) -> float:
-        return float(np.sqrt(self.length_distribution @ (np.arange(self.max_len + 1) - self.mean_len) ** 2))
-
-    def longer_than(self, n: int) -> float:
-        """P(a sentence has more than n tokens)."""
-        return float(self.length_distribution[max(n + 1, 0) :].sum())
-
-    @cached_property
-    def derivation_entropy(self) -> float:
-        """Entropy of the tree of a sentence, in bits; of the sentence itself only where all parses are unique."""
-        return exact.derivation_entropy(self.rules, self.sizes[-1])
-
-    # -- questions about one sequence of terminals 1 … T (`parse.py`) -------------------------------------------------
-
-    def contains(self, tokens: Any) -> bool:
-        """Whether `tokens` is a sentence. False for anything but a sequence of terminals."""
-        return parse.contains(self, tokens)
-
-    def count_parses(self, tokens: Any) -> int:
-        """The exact number of trees that give this sequence; 0 if it is not a sentence."""
-        return parse.count_parses(self, tokens)
-
-    def parse(self, tokens: Any) -> sampling.Derivation | None:
-        """One tree that gives this sequence, always the same; None if it is not a sentence."""
-        return parse.parse(self, tokens)
-
-    def min_substitutions(self, tokens: Any) -> int | None:
-        """The min number of tokens to replace to make it a sentence; None if no sentence has that length."""
-        return parse.min_substitutions(self, tokens)
-
-    def next_token_probs(self, tokens: Any) -> np.ndarray:
-        """Row i: the probabilities of what follows tokens[:i]. float64 [n + 1, T + 1], columns end, 1, …, T.
-
-        Row i is NaN if no sentence begins with tokens[:i].
-        """
-        return parse.next_token_probs(self, tokens)
-
-    def log_probability(self, tokens: Any) -> float:
-        """ln P(a drawn sentence is this one), in nats; -inf if it is not a sentence."""
-        return parse.log_probability(self, tokens)
-
     def __str__(self) -> str:
         return self.name
-
-    def first_dead(self, tokens: Any) -> int | None:
-        """The first i such that no sentence begins with tokens[: i + 1]; None if one begins with all of them."""
-        return parse.first_dead(self, tokens)

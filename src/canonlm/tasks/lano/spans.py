@@ -12,16 +12,12 @@ The meaning of a value depends on the input weights:
 numba's disk cache checks this file only, so all compiled code of the parser is here.
 """
 
-from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numba.extending import register_jitable
 
 from canonlm.core.numba_cache import njit
-
-if TYPE_CHECKING:
-    from canonlm.tasks.lano.grammar import Grammar
 
 _ZERO, _ONE, _TWO = np.uint64(0), np.uint64(1), np.uint64(2)
 SUM_OF_PRODUCTS = -1  # in place of a bound on costs
@@ -48,19 +44,18 @@ class Spans(NamedTuple):
     values: np.ndarray
 
 
-@lru_cache(maxsize=32)
-def flatten(grammar: "Grammar") -> Flat:
-    """The arrays of a grammar, cached by grammar."""
+def flatten(sizes: tuple[int, ...], grammar_rules: tuple) -> Flat:
+    """The arrays of a grammar."""
     rules, parts, children, below = [0], [0], [], 0
-    for level, symbols in enumerate(grammar.rules):
-        below += grammar.sizes[level]
+    for level, symbols in enumerate(grammar_rules):
+        below += sizes[level]
         for alternatives in symbols:
             for row in alternatives:
                 children += [below + position for position in row]
                 parts.append(len(children))
             rules.append(len(parts) - 1)
-    rules += [len(parts) - 1] * grammar.sizes[-1]
-    return Flat(np.array(rules), np.array(parts, np.uint64), np.array(children, np.uint64), grammar.sizes[-1])
+    rules += [len(parts) - 1] * sizes[-1]
+    return Flat(np.array(rules), np.array(parts, np.uint64), np.array(children, np.uint64), sizes[-1])
 
 
 @njit(cache=True, nogil=True)

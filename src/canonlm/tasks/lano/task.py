@@ -18,7 +18,6 @@ from pydantic import field_validator
 from canonlm.core.errors import InvalidSetting
 from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Task, Verdict, Vocab, register
 from canonlm.tasks.describe import Measure, Scale, Score
-from canonlm.tasks.lano.exact import random_strings
 from canonlm.tasks.lano.grammar import BUILT_IN, Grammar
 from canonlm.tasks.lano.sampling import BOS, Packed, loop
 from canonlm.tasks.lano.text import content_of
@@ -83,7 +82,7 @@ class Lano(Task):
         return [start, {"from": "cut"}] if self.grammar.max_len > CUT else [start]
 
     def chance(self, slice: Slice) -> float:
-        """An upper bound for uniformly random terminals of the right number (see `exact.random_strings`).
+        """An upper bound for uniformly random terminals of the right number (see `Grammar.random_strings`).
 
         A model that has memorized one sentence scores 1 from the start without knowing the grammar: look at the KL to
         the true next-token distribution, too.
@@ -93,8 +92,7 @@ class Lano(Task):
     @cached_property
     def _chance(self) -> dict[str, float]:
         lengths = self.grammar.length_distribution
-        sentences, ends = random_strings(self.grammar.rules, self.grammar.sizes[-1])
-        sentences, ends = np.minimum(sentences, 1), np.minimum(ends, 1)
+        sentences, ends = (np.minimum(bounds, 1) for bounds in self.grammar.random_strings)
         longer = self.grammar.longer_than(CUT)
         return {
             "start": float(lengths @ sentences),
