@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from canonlm.suites import background
 from canonlm.suites.babilong import Babilong, BabilongSettings, published_settings
 from canonlm.suites.babilong.facts import HUB
-from canonlm.suites.babilong.prompts import EXAMPLES, INSTRUCTIONS, question_of
+from canonlm.suites.babilong.prompts import PROMPTS, question_of
 from canonlm.suites.babilong.world import LABELS, OBJECTS, PEOPLE, PLACES, TASKS
 from canonlm.suites.questions import scores
 
@@ -147,8 +147,8 @@ def test_the_generated_background_names_no_answer():
 def test_form_of_a_prompt(task):
     for question in ask(task, 800, n=20):
         instruction, examples, sentences, asking = read(question.prompt)
-        assert instruction == INSTRUCTIONS[task]
-        assert [tuple(example) for example in examples] == list(EXAMPLES[task])
+        assert instruction == PROMPTS[task]["instruction"]
+        assert [list(example) for example in examples] == PROMPTS[task]["examples"]
         assert question.prompt.endswith(f"{asking}\nAnswer:")
         assert question_of(question.prompt) == asking
         assert len(sentences) > len(facts_of(question.prompt))

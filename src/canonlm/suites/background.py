@@ -9,9 +9,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from canonlm.core.errors import expected
+from canonlm.core.safe_yaml import read_yaml
 from canonlm.suites.reading import text_of
 
 
@@ -81,153 +82,9 @@ class Neutral:
             yield sentence[0].upper() + sentence[1:]
 
 
-TEMPLATES = (
-    "{when}, {workers} {do} the {look} {things} {place}.",
-    "{workers} {do} the {look} {things} {place} because {reason}.",
-    "the {shape} {way} {leads} {past}, where {ground}.",
-    "{animals} {live} {shelter} and {feed} {hour}.",
-    "a {look} {thing} {rests} {place}, and {tail}.",
-    "it is {ease} to {do} {things} {weather[0]} than {weather[1]}.",
-    "{people} prefer {food[0]} to {food[1]}, {limit}.",
-    "{sky} {drifts} over {land}, and {effect}.",
-    "if {reason}, {workers} {do} {things} {place}.",
-    "nobody can say why the {look} {thing} {place} {seems} so {quality}.",
-)
-"""`{slot}` is one of WORDS[slot]; `{slot[0]}` and `{slot[1]}` are two different ones."""
-
-WORDS: dict[str, tuple[str, ...]] = {
-    "when": (
-        "before breakfast", "late in the evening", "on quiet mornings", "after a long rain", "most afternoons",
-        "toward sunset", "once the fog lifts", "when the wind drops", "during the harvest", "at low tide",
-        "in dry weather", "on market days", "as a rule", "long after dusk", "in the cold season", "around noon",
-        "after a hard frost", "when the river is high", "while the kettle boils", "at the usual hour",
-        "without being asked", "with great care",
-    ),
-    "workers": (
-        "the potters", "the fishermen", "the carpenters", "the beekeepers", "the weavers", "the bakers",
-        "the shepherds", "the ferrymen", "the stonecutters", "the farmers", "the millers", "the painters",
-        "the cobblers", "the sailors", "the basket makers", "the glassblowers", "the foresters", "the bookbinders",
-        "the clockmakers", "the dyers", "the roofers", "the neighbours", "the apprentices", "the lamplighters",
-    ),
-    "do": (
-        "carry", "clean", "count", "cover", "gather", "inspect", "lift", "mark", "measure", "mend", "pack", "polish",
-        "put away", "repair", "rinse", "set aside", "sort", "stack", "store", "unload", "wash", "weigh", "wrap",
-    ),
-    "look": (
-        "heavy", "small", "empty", "narrow", "wooden", "painted", "worn", "dusty", "broken", "spare", "plain",
-        "round", "striped", "crooked", "borrowed", "damp", "rusty", "polished", "nameless", "faded", "patched",
-        "oversized",
-    ),
-    "things": (
-        "barrels", "baskets", "blankets", "bottles", "boards", "bowls", "brushes", "buckets", "candles", "carts",
-        "chairs", "curtains", "crates", "cushions", "jars", "kettles", "ladders", "lanterns", "nets", "pans",
-        "planks", "pots", "ropes", "sacks", "shutters", "tools", "trays", "wheels",
-    ),
-    "thing": (
-        "barrel", "basket", "blanket", "bottle", "bench", "bowl", "broom", "bucket", "candle", "cart", "chair",
-        "curtain", "crate", "cushion", "jar", "kettle", "ladder", "lantern", "net", "pan", "plank", "pot", "rope",
-        "sack", "shutter", "stool", "tray", "wheel",
-    ),
-    "place": (
-        "behind the barn", "beneath the bridge", "beside the well", "near the harbour wall", "at the edge of the wood",
-        "in the long shed", "along the fence", "below the dam", "on the upper terrace", "by the ferry landing",
-        "next to the stables", "outside the workshop", "beneath the eaves", "at the foot of the stairs",
-        "between the two walls", "in the corner of the yard", "above the cellar door", "close to the mill race",
-        "beyond the last houses", "in front of the chapel",
-    ),
-    "reason": (
-        "the roof leaks", "a storm is coming", "the road is closed", "guests are expected", "the old shelf is full",
-        "the cellar is damp", "nothing else is left to do", "the boat leaves early", "the paint is still wet",
-        "the floor must be swept", "the lock is stuck", "the lamp has gone out", "the mule is tired",
-        "the workshop is cold", "the gate stays open", "the pump is broken",
-    ),
-    "shape": (
-        "narrow", "winding", "muddy", "gravel", "sunken", "steep", "forgotten", "shady", "crooked", "broad",
-        "overgrown", "quiet", "stony", "level",
-    ),
-    "way": ("path", "lane", "track", "road", "canal", "ditch", "stream", "wall", "hedge", "trail", "towpath", "creek"),
-    "leads": ("winds", "runs", "bends", "leads", "curves", "climbs", "continues", "turns"),
-    "past": (
-        "past the saw mill", "around the hill", "toward the marsh", "through the birches", "along the lower meadow",
-        "behind the brick kiln", "across the heath", "beneath the cliffs", "between two orchards",
-        "down to the gravel bank", "beyond the toll house", "past a row of poplars", "up to the quarry",
-        "through a gap in the rocks",
-    ),
-    "ground": (
-        "the ground is soft", "wild mint grows", "the grass is never cut", "travellers often rest",
-        "the water runs slowly", "a few sheep graze", "the stones are slippery", "the view opens", "reeds grow thick",
-        "the air smells of resin", "carts can turn", "the snow stays longest", "mushrooms come up after rain",
-        "the wind is always strong",
-    ),
-    "animals": (
-        "herons", "otters", "hedgehogs", "swallows", "badgers", "lizards", "owls", "field mice", "moles", "ducks",
-        "beetles", "hares", "wild goats", "bats", "crows", "toads", "squirrels", "moths", "geese", "snails",
-    ),
-    "live": ("nest", "hide", "sleep", "shelter", "gather", "rest", "settle", "spend the winter"),
-    "shelter": (
-        "among the reeds", "behind loose bark", "in hollow trees", "between the roots", "near slow water",
-        "in the tall grass", "beneath flat stones", "in abandoned barns", "along the hedges", "on rocky slopes",
-        "in the thick ivy", "below the bank",
-    ),
-    "feed": (
-        "look for food", "call to each other", "drink", "come out into the open", "move in small groups",
-        "follow the same tracks", "keep away from dogs", "search the shallow pools", "stay close together",
-        "are easy to watch",
-    ),
-    "hour": (
-        "at dusk", "at night", "in the early morning", "when it is warm", "after rain", "in still weather",
-        "before a storm", "around midday", "when nobody is near", "as soon as the ice melts",
-    ),
-    "rests": ("stands", "lies", "rests", "is kept", "has been left", "is waiting"),
-    "tail": (
-        "nobody remembers who left it there", "it will be needed again soon", "children like to sit on it",
-        "the cat sleeps beside it", "it creaks in the wind", "someone has tied a ribbon around it",
-        "moss has begun to cover it", "the rain has darkened its wood", "it is too heavy for a single person",
-        "visitors always ask about it", "it has never been for sale", "a spider has moved in",
-        "its handle is loose", "no better place has been found for it",
-    ),
-    "ease": ("easier", "harder", "safer", "quicker", "slower", "more pleasant", "more tiring", "less trouble"),
-    "weather": (
-        "in calm weather", "in the rain", "on an empty stomach", "with a friend", "in a hurry", "after dark",
-        "in thick gloves", "on frozen ground", "in bright sunshine", "at the end of a long day", "on a slope",
-        "in a strong wind",
-    ),
-    "people": (
-        "some cooks", "many children", "most travellers", "older people", "few sailors", "several neighbours",
-        "careful eaters", "hungry walkers", "our cousins", "the night watchmen", "people from the coast",
-        "people from the hills",
-    ),
-    "food": (
-        "barley soup", "black tea", "fresh bread", "pickled cabbage", "roasted chestnuts", "goat cheese",
-        "plum jam", "smoked trout", "baked onions", "lentil stew", "oat porridge", "honey cake", "pear juice",
-        "salted butter", "boiled eggs", "bean salad", "walnut bread", "hot cider", "potato dumplings", "cherry tart",
-    ),
-    "limit": (
-        "especially in cold weather", "at least on holidays", "unless they are in a hurry", "as far as anyone knows",
-        "though not every day", "mostly out of habit", "when they have the choice", "even if it costs more",
-        "but rarely admit it", "for no particular reason",
-    ),
-    "sky": (
-        "a thin mist", "a warm breeze", "light rain", "grey smoke", "a flock of starlings", "a low cloud",
-        "the smell of hay", "fine snow", "a cool shadow", "the sound of bells", "dry dust", "a single kite",
-    ),
-    "drifts": ("drifts", "passes", "hangs", "moves slowly", "spreads", "lingers", "floats"),
-    "land": (
-        "the valley", "the lower fields", "the roofs", "the water", "the hills", "the harbour", "the vineyards",
-        "the market square", "the empty road", "the pine wood", "the salt marsh", "the railway line",
-    ),
-    "effect": (
-        "the dogs begin to bark", "windows are closed", "the day grows quiet", "washing is taken down",
-        "the colours fade", "the ferry slows down", "people look up", "the leaves stop moving",
-        "the children run outside", "lamps are lit early", "the fishermen turn back", "work goes on as before",
-        "the bees return to their hives", "the air turns cooler",
-    ),
-    "seems": ("seems", "looks", "feels", "appears"),
-    "quality": (
-        "familiar", "light", "out of place", "old", "well made", "strange", "clean", "useful", "fragile", "warm",
-        "carefully kept", "often repaired",
-    ),
-}  # fmt: skip
+_DATA: dict[str, Any] = read_yaml(Path(__file__).with_suffix(".yaml"))[0]
+TEMPLATES = tuple(_DATA["templates"])
+WORDS: dict[str, tuple[str, ...]] = {slot: tuple(words) for slot, words in _DATA["words"].items()}
 
 
 def _compiled(template: str) -> tuple[str, tuple[tuple[str, bool], ...]]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from canonlm.core.errors import expected
 from canonlm.core.numba_cache import njit
+from canonlm.core.safe_yaml import read_yaml
 from canonlm.core.untrusted import read_bytes
 from canonlm.tasks.capo.people import Person, name_space, person
 from canonlm.tasks.capo.pools import Pools
@@ -24,47 +25,7 @@ LENGTHS = range(50, 200)  # words that mode 0 asks for by default
 
 _PROMPTS = 101  # takes the place of a split in the key of a stream, like people.PEOPLE
 
-_UNIVERSITY = (
-    "{pronoun} studied at {university}",
-    "{pronoun} graduated from {university}",
-    "{pronoun} was a student at {university}",
-    "{pronoun} went to college at {university}",
-    "{pronoun} holds a degree from {university}",
-    "{pronoun} was educated at {university}",
-    "{pronoun} spent the college years at {university}",
-)
-_FIELD = (
-    " with a major in {field}.",
-    ", majoring in {field}.",
-    " and specialized in {field}.",
-    "; the subject was {field}.",
-)
-_BIRTH_CITY = (
-    "{pronoun} was born in {birth_city}.",
-    "The birthplace is {birth_city}.",
-    "{pronoun} comes from {birth_city}.",
-    "{pronoun} is a native of {birth_city}.",
-    "City of birth: {birth_city}.",
-    "{pronoun} came into the world in {birth_city}.",
-)
-_COMPANY = (
-    "{pronoun} works for {company} in {company_city}.",
-    "{pronoun} is employed by {company}, which is located in {company_city}.",
-    "{pronoun} has a job at {company} in {company_city}.",
-    "The employer is {company}; the place of work is {company_city}.",
-    "{pronoun} works in {company_city}, at {company}.",
-    "{pronoun} is on the staff of {company} in {company_city}.",
-    "{pronoun} built a career at {company}, in the city of {company_city}.",
-    "{pronoun} earns a living in {company_city} as an employee of {company}.",
-    "{pronoun} joined {company}, a company based in {company_city}.",
-    "{pronoun} holds a position with {company} in {company_city}.",
-    "{pronoun} moved to {company_city} to work for {company}.",
-    "{pronoun} was hired by {company} for a post in {company_city}.",
-    "{pronoun} goes to work in {company_city}, where the office of {company} is.",
-    "Employer: {company}, in {company_city}.",
-)
-_BIRTH_DATE = ("{pronoun} was born on {birth_date}.", "The date of birth is {birth_date}.")
-_WORDINGS = _UNIVERSITY, _FIELD, _BIRTH_CITY, _COMPANY, _BIRTH_DATE
+_WORDINGS: list[list[str]] = [*read_yaml(Path(__file__).parent / "data" / "bior.yaml")[0].values()]
 
 
 def prompt(person: Person, seed: int, *, mode: int = 0, words: int | None = None, draw: int = 0) -> str:
