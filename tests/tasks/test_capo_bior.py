@@ -6,11 +6,11 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from capo_text import biography
 
 from canonlm.tasks.capo.bior import prompt, read
 from canonlm.tasks.capo.people import person
 from canonlm.tasks.capo.pools import ATTRIBUTES, load
-from canonlm.tasks.capo.text import biography
 
 POOLS = load()
 ANN = replace(

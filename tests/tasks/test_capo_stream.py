@@ -7,6 +7,7 @@ from itertools import permutations, product
 
 import numpy as np
 import pytest
+from capo_text import biography
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +15,6 @@ from canonlm import tasks
 from canonlm.tasks.capo.people import person
 from canonlm.tasks.capo.pools import ATTRIBUTES
 from canonlm.tasks.capo.templates import TEMPLATES
-from canonlm.tasks.capo.text import biography
 
 FIXED = settings(max_examples=25)
 SPLIT = st.sampled_from(["train", "valid", "test"])

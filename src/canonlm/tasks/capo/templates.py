@@ -26,3 +26,9 @@ QUESTIONS = {
     "company city": "In which city does {name} work?",
     "company": "Which company does {name} work for?",
 }
+
+
+def split(template: str) -> tuple[str, str]:
+    """(the words between subject and value, without the space before the value; the words after the value)."""
+    between, after = template.removeprefix("{subject}").split(" {value}")
+    return between, after

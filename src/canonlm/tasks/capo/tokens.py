@@ -25,8 +25,7 @@ from canonlm.core.untrusted import read_bytes, read_text
 from canonlm.tasks.base import Vocab
 from canonlm.tasks.capo.people import PRONOUNS
 from canonlm.tasks.capo.pools import ATTRIBUTES, DAYS, MONTHS, YEARS, Pools, load
-from canonlm.tasks.capo.templates import QUESTIONS, TEMPLATES
-from canonlm.tasks.capo.text import split
+from canonlm.tasks.capo.templates import QUESTIONS, TEMPLATES, split
 
 SHIPPED = Path(__file__).parent / "data" / "tokenizer.json"  # made by train_tokenizer.py
 BOS = 0

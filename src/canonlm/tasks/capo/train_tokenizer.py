@@ -15,8 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from canonlm.core.files import write_text
 from canonlm.tasks.capo.people import PRONOUNS
 from canonlm.tasks.capo.pools import DAYS, MONTHS, YEARS, load
-from canonlm.tasks.capo.templates import QUESTIONS, TEMPLATES
-from canonlm.tasks.capo.text import split
+from canonlm.tasks.capo.templates import QUESTIONS, TEMPLATES, split
 from canonlm.tasks.capo.tokens import SHIPPED
 
 VOCABULARY = 3275  # entries; the number of GPT-2's tokens that the paper's Capo text uses (arXiv 2512.17351, App. A)
