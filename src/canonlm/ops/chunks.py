@@ -3,10 +3,14 @@
 Shapes: B batch, T time, H heads, D channels; N chunks of C tokens.
 """
 
+from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from canonlm.ops.derivatives import differentiated_again, gradients
 
 BLOCK = 2**17
 """Numbers of a tensor that a CPU thread processes at once, so that intermediate results stay in its caches."""
@@ -71,3 +75,31 @@ def scan(borders: Tensor, decay: Tensor, *, backwards: bool = False) -> None:
     before, after = (borders[1:], borders[:-1]) if backwards else (borders[:-1], borders[1:])
     for n in reversed(range(len(decay))) if backwards else range(len(decay)):
         after[n].addcmul_(decay[n], before[n])
+
+
+def differentiable(forward: Any, backward: Callable[..., tuple[Tensor, ...]], definition: Callable[..., Any]) -> None:
+    """Give `forward`, the custom operator of a recurrence in chunks, its derivatives.
+
+    forward(q, k, v, …, borders, state, *numbers, chunk) returns the output, the next state, and tensors for
+    backward(doutput, dstate, q, k, v, …, borders, *tensors, *numbers), which returns the gradients of q, k, v, … and
+    the state. definition(q, k, v, …, borders, state, *numbers): the recurrence, for derivatives of derivatives.
+    """
+
+    def save(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.count = sum(x is None or isinstance(x, Tensor) for x in inputs)
+        ctx.numbers = inputs[ctx.count : -1]
+        ctx.save_for_backward(*inputs[: ctx.count], *output[2:])
+        ctx.mark_non_differentiable(*output[2:])
+        ctx.set_materialize_grads(False)  # those of the states would be large tensors of zeros
+
+    def differentiate(ctx: Any, doutput: Tensor | None, dstate: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors  # read once: activation checkpointing allows it only once
+        inputs, tensors = saved[: ctx.count], saved[ctx.count :]
+        if differentiated_again():
+            return *gradients(definition, (*inputs, *ctx.numbers), (doutput, dstate)), None
+        doutput = torch.zeros_like(inputs[2]) if doutput is None else doutput
+        dstate = torch.zeros_like(inputs[-1]) if dstate is None else dstate
+        *dinputs, dstate = backward(doutput, dstate, *inputs[:-1], *tensors, *ctx.numbers)
+        return *dinputs, None, dstate, *(None for _ in ctx.numbers), None
+
+    forward.register_autograd(differentiate, setup_context=save)

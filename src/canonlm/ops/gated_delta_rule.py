@@ -15,8 +15,7 @@ from torch import Tensor
 
 from canonlm.ops import fla
 from canonlm.ops.autocast import outside_autocast
-from canonlm.ops.chunks import decays, from_chunks, pad_to_chunks, segments, starts, to_chunks
-from canonlm.ops.derivatives import differentiated_again, gradients
+from canonlm.ops.chunks import decays, differentiable, from_chunks, pad_to_chunks, segments, starts, to_chunks
 from canonlm.ops.selftest import SHAPE, Inputs, Kernel, judge, log_decays, normal, states
 from canonlm.ops.steps import by_steps, run_steps
 from canonlm.ops.varlen import Documents
@@ -170,6 +169,7 @@ def _backward(
     dstate: Tensor,
     q: Tensor,
     k: Tensor,
+    v: Tensor,
     g: Tensor,
     beta: Tensor,
     docs: Tensor,
@@ -179,7 +179,7 @@ def _backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of q, k, v, g, beta and the state. What does not depend on states is recomputed."""
-    gradients = _gradients(do, dstate, q, k, g, beta, docs, inverses, errors, states, scale)
+    gradients = _gradients(do, dstate, q, k, v, g, beta, docs, inverses, errors, states, scale)
     chunk, compute = inverses.shape[-1], states.dtype
     dstate_LKV = dstate.flatten(0, 1)
     for block, tokens in reversed(segments(k, chunk)):
@@ -218,27 +218,8 @@ def _backward(
 
 
 @_backward.register_fake
-def _gradients(do, dstate, q, k, g, beta, docs, inverses, errors, states, scale):
-    return tuple(x.new_empty(x.shape) for x in (q, k, do, g, beta, dstate))
-
-
-def _save(ctx, inputs, output) -> None:
-    *tensors, ctx.scale, _chunk = inputs
-    ctx.save_for_backward(*tensors, *output[2:])
-    ctx.mark_non_differentiable(*output[2:])
-    ctx.set_materialize_grads(False)  # those of the states would be large tensors of zeros
-
-
-def _differentiate(ctx, do, dstate, *_):
-    saved = ctx.saved_tensors  # read once: activation checkpointing allows it only once
-    *inputs, inverses, errors, states = saved
-    q, k, v, g, beta, docs, state = inputs
-    if differentiated_again():
-        return *gradients(_definition, (*inputs, ctx.scale), (do, dstate)), None
-    do = torch.zeros_like(v) if do is None else do
-    dstate = torch.zeros_like(state) if dstate is None else dstate
-    dq, dk, dv, dg, dbeta, dstate = _backward(do, dstate, q, k, g, beta, docs, inverses, errors, states, ctx.scale)
-    return dq, dk, dv, dg, dbeta, None, dstate, None, None
+def _gradients(do, dstate, q, k, v, g, beta, docs, inverses, errors, states, scale):
+    return tuple(x.new_empty(x.shape) for x in (q, k, v, g, beta, dstate))
 
 
 def _definition(q, k, v, g, beta, docs, state, scale):
@@ -246,7 +227,7 @@ def _definition(q, k, v, g, beta, docs, state, scale):
     return gated_delta_rule_recurrent(q, k, v, g, beta, scale=scale, state_BHKV=state, doc_ids_BT=docs[:, 1:])
 
 
-_forward.register_autograd(_differentiate, setup_context=_save)
+differentiable(_forward, _backward, _definition)
 
 
 class _Local(NamedTuple):

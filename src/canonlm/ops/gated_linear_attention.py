@@ -18,8 +18,7 @@ from torch import Tensor
 
 from canonlm.ops import fla
 from canonlm.ops.autocast import outside_autocast
-from canonlm.ops.chunks import decays, from_chunks, pad_to_chunks, scan, segments, starts, to_chunks
-from canonlm.ops.derivatives import differentiated_again, gradients
+from canonlm.ops.chunks import decays, differentiable, from_chunks, pad_to_chunks, scan, segments, starts, to_chunks
 from canonlm.ops.selftest import SHAPE, Inputs, Kernel, judge, log_decays, normal, states
 from canonlm.ops.steps import by_steps, run_steps
 from canonlm.ops.varlen import Documents
@@ -203,30 +202,12 @@ def _gradients(do, dstate, q, k, v, g, starts, scores, states):
     return tuple(x.new_empty(x.shape) for x in (q, k, v, g, dstate))
 
 
-def _save(ctx, inputs, output) -> None:
-    ctx.save_for_backward(*inputs[:-1], *output[2:])
-    ctx.mark_non_differentiable(*output[2:])
-    ctx.set_materialize_grads(False)  # those of scores and states would be large tensors of zeros
-
-
-def _differentiate(ctx, do, dstate, *_):
-    saved = ctx.saved_tensors  # read once: activation checkpointing allows it only once
-    *inputs, scores, states = saved
-    q, k, v, g, starts, state = inputs
-    if differentiated_again():
-        return *gradients(_definition, inputs, (do, dstate)), None
-    do = torch.zeros_like(v) if do is None else do
-    dstate = torch.zeros_like(state) if dstate is None else dstate
-    dq, dk, dv, dg, dstate = _backward(do, dstate, q, k, v, g, starts, scores, states)
-    return dq, dk, dv, dg, None, dstate, None
-
-
 def _definition(q, k, v, g, starts, state):
     doc_ids = None if starts is None else starts.cumsum(1)
     return gated_linear_attention_recurrent(q, k, v, g, scale=1.0, state_BJKV=state, doc_ids_BT=doc_ids)
 
 
-_forward.register_autograd(_differentiate, setup_context=_save)
+differentiable(_forward, _backward, _definition)
 
 
 def _segment(q, k, v, g, starts, tokens: slice, chunk: int) -> tuple[Tensor, ...]:

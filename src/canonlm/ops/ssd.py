@@ -14,8 +14,7 @@ from torch import Tensor
 
 from canonlm.ops import fla
 from canonlm.ops.autocast import outside_autocast
-from canonlm.ops.chunks import decays, from_chunks, pad_to_chunks, scan, segments, starts, to_chunks
-from canonlm.ops.derivatives import differentiated_again, gradients
+from canonlm.ops.chunks import decays, differentiable, from_chunks, pad_to_chunks, scan, segments, starts, to_chunks
 from canonlm.ops.selftest import SHAPE, Inputs, Kernel, judge, log_decays, normal, states
 from canonlm.ops.steps import by_steps, run_steps
 from canonlm.ops.varlen import Documents
@@ -200,25 +199,7 @@ def _gradients(dy, dstate, q, k, v, g, starts, entering, states):
     return tuple(x.new_empty(x.shape) for x in (q, k, v, g, dstate))
 
 
-def _save(ctx, inputs, output) -> None:
-    ctx.save_for_backward(*inputs[:-1], *output[2:])
-    ctx.mark_non_differentiable(*output[2:])
-    ctx.set_materialize_grads(False)  # those of the states would be large tensors of zeros
-
-
-def _differentiate(ctx, dy, dstate, *_):
-    saved = ctx.saved_tensors  # read once: activation checkpointing allows it only once
-    *inputs, entering, states = saved
-    q, k, v, g, starts, state = inputs
-    if differentiated_again():
-        return *gradients(_recurrent, inputs, (dy, dstate)), None
-    dy = torch.zeros_like(v) if dy is None else dy
-    dstate = torch.zeros_like(state) if dstate is None else dstate
-    dq, dk, dv, dg, dstate = _backward(dy, dstate, q, k, v, g, starts, entering, states)
-    return dq, dk, dv, dg, None, dstate, None
-
-
-_forward.register_autograd(_differentiate, setup_context=_save)
+differentiable(_forward, _backward, _recurrent)
 
 
 def _segment(q, k, v, g, starts, tokens: slice, chunk: int) -> tuple[Tensor, ...]:
