@@ -42,6 +42,12 @@ class Answers:
         if self._keep is not None:
             self._keep(self._in_words(sample, query, [int(token) for token in model_answer], verdict, finite))
 
+    def grade(self, sample: Sample, model_answers: Sequence[Sequence[int]], finite: Sequence[bool]) -> None:
+        """Grade one answer to each query, and count it."""
+        verdicts = self._task.grade(sample, list(model_answers))
+        for each in zip(sample.queries, model_answers, verdicts, finite, strict=True):
+            self.add(sample, *each)
+
     def result(self) -> dict[str, Any]:
         """`{"slices": [{"slice", "correct", "total"}, …]}`, and `"not_finite": {"questions", "asked"}` where the logits
         were not finite in some of the questions."""

@@ -67,10 +67,8 @@ class FactEval:
         }
 
     def _grade(self, sample: Sample, row: np.ndarray, finite: np.ndarray, answers: Answers) -> None:
-        verdicts = self.task.grade(sample, row[: len(sample.tokens)])
-        for query, verdict in zip(sample.queries, verdicts, strict=True):
-            place = slice(query.start, query.stop)
-            answers.add(sample, query, row[place], verdict, bool(finite[place].all()))
+        places = [slice(query.start, query.stop) for query in sample.queries]
+        answers.grade(sample, [row[place] for place in places], [bool(finite[place].all()) for place in places])
 
 
 def _read_off(model: LanguageModel, ids: np.ndarray, device: torch.device) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -1,15 +1,19 @@
 """Evaluation by greedy generation in batches, for tasks where more than one answer is right."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any, ClassVar
 
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from canonlm.data.windows import WindowStream
 from canonlm.models.interface import LanguageModel
+from canonlm.tasks import Query
 from canonlm.train.evals.answers import Answers, Keep
 from canonlm.train.evals.windows import window_loss
+
+Asked = tuple[int, Query]  # the number of a sample, and one of its queries
 
 
 class GenerateEval:
@@ -25,32 +29,39 @@ class GenerateEval:
         self.samples = [stream.task.sample(stream.split, stream.seed, index) for index in range(size)]
 
     keep: Keep | None = None  # called with every answer
+    one_length: ClassVar[bool] = False  # whether the prompts of a batch have one length
 
     @torch.no_grad()
     def run(self, model: LanguageModel, device: torch.device) -> dict[str, Any]:
         """`{"loss", "slices"}`: cross-entropy (nats) of the labelled tokens in a batch of test windows, and right
         answers per slice; further keys as in `Answers.result`."""
-        stream, task, samples = self.stream, self.stream.task, self.samples
-        questions = [(i, query) for i, sample in enumerate(samples) for query in sample.queries]
-        questions.sort(key=lambda pair: pair[1].start)  # prompts of a batch have similar lengths: little padding
-        end = task.vocab.ids.get("end", ())  # a task without one: as many tokens as the longest answer has
-        answers: list[list[list[int]]] = [[] for _ in samples]
-        broken: list[list[bool]] = [[] for _ in samples]
-        for first in range(0, len(questions), self.batch_size):
-            batch = questions[first : first + self.batch_size]
-            prompts = [samples[i].tokens[: query.start].tolist() for i, query in batch]
-            longest = max(query.stop - query.start for _, query in batch)
+        answers: list[list[list[int]]] = [[] for _ in self.samples]
+        finite: list[list[bool]] = [[] for _ in self.samples]
+        for batch in self._batches():
             monitor = NotFinite()
-            written = generate(model, prompts, longest, end, device, monitor=monitor)
+            written = self._answer(model, batch, device, monitor)
             for (i, _), answer, bad in zip(batch, written, monitor.rows, strict=True):
                 answers[i].append(answer)  # a sample's queries come in order: sorting by start is stable
-                broken[i].append(bad)
-        counts = Answers(task, self.keep)
-        for sample, sample_answers, broken_rows in zip(samples, answers, broken, strict=True):
-            verdicts = task.grade(sample, sample_answers)
-            for query, answer, verdict, bad in zip(sample.queries, sample_answers, verdicts, broken_rows, strict=True):
-                counts.add(sample, query, answer, verdict, not bad)
-        return {"loss": window_loss(model, stream, self.batch_size, device), **counts.result()}
+                finite[i].append(not bad)
+        counts = Answers(self.stream.task, self.keep)
+        for each in zip(self.samples, answers, finite, strict=True):
+            counts.grade(*each)
+        return {"loss": window_loss(model, self.stream, self.batch_size, device), **counts.result()}
+
+    def _batches(self) -> Iterator[list[Asked]]:
+        questions = [(i, query) for i, sample in enumerate(self.samples) for query in sample.queries]
+        questions.sort(key=lambda pair: pair[1].start)  # prompts of a batch have similar lengths: little padding
+        groups = groupby(questions, lambda pair: pair[1].start if self.one_length else 0)
+        for group in ([*pairs] for _, pairs in groups):
+            yield from (group[first : first + self.batch_size] for first in range(0, len(group), self.batch_size))
+
+    def _answer(
+        self, model: LanguageModel, batch: list[Asked], device: torch.device, monitor: "NotFinite"
+    ) -> list[list[int]]:
+        """The model's answers to these questions."""
+        prompts = [self.samples[i].tokens[: query.start].tolist() for i, query in batch]
+        end = self.stream.task.vocab.ids.get("end", ())  # a task without one: as many tokens as the longest answer has
+        return generate(model, prompts, max(q.stop - q.start for _, q in batch), end, device, monitor=monitor)
 
 
 class NotFinite(LogitsProcessor):

@@ -12,14 +12,12 @@ from canonlm.models.interface import LanguageModel
 from canonlm.tasks.lano import Lano
 from canonlm.tasks.lano.parse import kl
 from canonlm.tasks.lano.sampling import BOS
-from canonlm.train.evals.answers import Answers, Keep
-from canonlm.train.evals.generate import NotFinite, generate
-from canonlm.train.evals.windows import window_loss
+from canonlm.train.evals.generate import Asked, GenerateEval, NotFinite, generate
 
 UNFINISHED = -1  # no terminal
 
 
-class SentenceEval:
+class SentenceEval(GenerateEval):
     """As in the paper (arXiv 2512.17351, App. A): the share of valid sentences among `size` that are written at
     temperature 1 from the start, and among the same number continued after a cut; and the Kullback-Leibler divergence
     of the model's next-token distribution from the true one, over `size` test sentences.
@@ -28,41 +26,24 @@ class SentenceEval:
     batches and devices change nothing but rounding.
     """
 
+    one_length = True
+
     def __init__(self, stream: WindowStream, size: int, batch_size: int) -> None:
         assert isinstance(stream.task, Lano)
-        self.stream, self.task, self.size, self.batch_size = stream, stream.task, size, min(batch_size, size)
-        self.samples = [self.task.sample(stream.split, stream.seed, index) for index in range(size)]
+        super().__init__(stream, size, batch_size)
+        self.task, self.size = stream.task, size
         self._true_probs: list[np.ndarray] | None = None
-
-    keep: Keep | None = None  # called with every answer
 
     @torch.no_grad()
     def run(self, model: LanguageModel, device: torch.device) -> dict[str, Any]:
-        """`{"loss", "slices", "measures": {"kl"}}`: cross-entropy (nats) of the tokens in a batch of test windows,
-        valid sentences per slice, divergence in nats per token; further keys as in `Answers.result`."""
-        task = self.task
-        counts = Answers(task, self.keep)
-        answers: list[list[list[int]]] = [[] for _ in self.samples]
-        broken: list[list[bool]] = [[] for _ in self.samples]
-        questions = [(query.start, i) for i, sample in enumerate(self.samples) for query in sample.queries]
-        for start in sorted({start for start, _ in questions}):
-            prompted = [i for at, i in questions if at == start]
-            for first in range(0, len(prompted), self.batch_size):
-                batch = prompted[first : first + self.batch_size]
-                monitor = NotFinite()
-                written = self._write(model, batch, start, device, monitor)
-                for i, sentence, bad in zip(batch, written, monitor.rows, strict=True):
-                    answers[i].append(sentence if BOS in sentence else [*sentence, UNFINISHED])
-                    broken[i].append(bad)
-        for sample, sentences, broken_rows in zip(self.samples, answers, broken, strict=True):
-            verdicts = task.grade(sample, sentences)
-            for query, sentence, verdict, bad in zip(sample.queries, sentences, verdicts, broken_rows, strict=True):
-                counts.add(sample, query, sentence, verdict, not bad)
-        return {
-            "loss": window_loss(model, self.stream, self.batch_size, device),
-            **counts.result(),
-            "measures": {"kl": self._divergence(model, device)},
-        }
+        """As in `GenerateEval`, for valid sentences; with `"measures": {"kl"}`, divergence in nats per token."""
+        return {**super().run(model, device), "measures": {"kl": self._divergence(model, device)}}
+
+    def _answer(
+        self, model: LanguageModel, batch: list[Asked], device: torch.device, monitor: NotFinite
+    ) -> list[list[int]]:
+        written = self._write(model, [i for i, _ in batch], batch[0][1].start, device, monitor)
+        return [sentence if BOS in sentence else [*sentence, UNFINISHED] for sentence in written]
 
     def _write(
         self, model: LanguageModel, batch: list[int], start: int, device: torch.device, monitor: NotFinite | None = None
