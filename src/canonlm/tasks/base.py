@@ -245,13 +245,14 @@ class Task:
 
     def from_original(self, ids: Sequence[int] | np.ndarray) -> Sample:
         """The Sample with these ids of the original release. ValueError, with the position, if they are not one."""
+        return self.read(self._from_original(ids))
+
+    def _from_original(self, ids: Sequence[int] | np.ndarray) -> list[int]:
         ours = {int(original): i for i, original in enumerate(self._originals())}
-        tokens = []
-        for position, original in enumerate(_ids(ids).tolist()):
+        for position, original in enumerate(originals := _ids(ids).tolist()):
             if original not in ours:
                 raise Malformed(position, f"{original} is not a token of {self}")
-            tokens.append(ours[original])
-        return self.read(tokens)
+        return [ours[original] for original in originals]
 
     def _originals(self) -> np.ndarray:
         if self.original_ids is None:

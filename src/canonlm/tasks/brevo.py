@@ -118,13 +118,9 @@ class Brevo(Task):
 
     def from_original(self, ids: Sequence[int] | np.ndarray) -> Sample:
         """As for every task, but the first 9998 is the marker of the answer, and the second its end."""
-        ours = {int(original): token for token, original in enumerate(self._originals())}
-        originals, tokens = np.asarray(ids).tolist(), []
-        for position, original in enumerate(originals):
-            if original not in ours:
-                raise Malformed(position, f"{original} is not a token of {self}")
-            is_marker = original == ORIGINAL_ANS and position == originals.index(original)
-            tokens.append(ANS if is_marker else ours[original])
+        tokens = self._from_original(ids)
+        if END in tokens:
+            tokens[tokens.index(END)] = ANS
         return self.read(tokens)
 
     def sampler(self, test: bool) -> Sampler:
@@ -134,7 +130,7 @@ class Brevo(Task):
     # -- reading and grading ------------------------------------------------------------------------------------------
 
     def _read(self, tokens: list[int]) -> tuple[dict, tuple[Query, ...]]:
-        at = self._marker(tokens, 0, BOS)
+        at = self.vocab.after(tokens, 0, BOS)
         parents: dict[str, tuple[str, ...]] = {}
         while at < len(tokens) and tokens[at] != QUERY:
             begin = at
@@ -146,10 +142,10 @@ class Brevo(Task):
             parents.setdefault(parent, ())
         self._check_graph(parents, at)
         question_start = at
-        name, at = self._name(tokens, self._marker(tokens, at, QUERY))
+        name, at = self._name(tokens, self.vocab.after(tokens, at, QUERY))
         if not parents.get(name):
             raise Malformed(question_start + 1, f"{name} has no parent")
-        start = self._marker(tokens, at, ANS)
+        start = self.vocab.after(tokens, at, ANS)
         answer, _ = self._written_names(tokens[start:])
         depth = _depth(parents, name)
         facts = {"parents": parents, "query": name, "answer": tuple(answer), "depth": depth}
@@ -159,12 +155,6 @@ class Brevo(Task):
             raise Malformed(tokens.index(END) + 1, "expected nothing after the end token")
         where: Slice = {"n": self.spec.N, "depth": depth_slice(depth), "nodes": bucket(len(answer))}
         return facts, (Query(start, len(tokens), where, question_start),)
-
-    def _marker(self, tokens: list[int], at: int, marker: int) -> int:
-        if at >= len(tokens) or tokens[at] != marker:
-            got = self.vocab.name(tokens[at]) if at < len(tokens) else "the end"
-            raise Malformed(at, f"expected {self.vocab.names[marker]}, got {got}")
-        return at + 1
 
     def _name(self, tokens: list[int], at: int) -> tuple[str, int]:
         name, at = self.names.read(self.vocab, tokens, at)

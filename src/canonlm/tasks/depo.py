@@ -108,7 +108,7 @@ class Depo(Task):
         return _loop, Tables(*sizes, self._hops[test], self.spec.M, *self.names.tables)
 
     def _read(self, tokens: list[int]) -> tuple[dict, tuple[Query, ...]]:
-        at = self._marker(tokens, 0, BOS)
+        at = self.vocab.after(tokens, 0, BOS)
         successor: dict[tuple[int, ...], tuple[int, ...]] = {}
         edges = []
         while at < len(tokens) and not FIRST_Q <= tokens[at] < self.names.first:
@@ -128,7 +128,7 @@ class Depo(Task):
             name, at = self.names.read(self.vocab, tokens, at + 1)
             if name not in place_of:
                 raise Malformed(question_start + 1, f"'{self.vocab.text(name)}' is not on the cycle")
-            start = self._marker(tokens, at, ANS)
+            start = self.vocab.after(tokens, at, ANS)
             answer, at = self.names.read(self.vocab, tokens, start)
             if answer != (right := cycle[(place_of[name] + k) % len(cycle)]):
                 raise Malformed(
@@ -138,12 +138,6 @@ class Depo(Task):
         if not queries:
             raise Malformed(at, "expected a query, got the end")
         return {"n": len(cycle), "cycle": tuple(map(self.vocab.text, cycle))}, tuple(queries)
-
-    def _marker(self, tokens: list[int], at: int, marker: int) -> int:
-        if at >= len(tokens) or tokens[at] != marker:
-            got = self.vocab.name(tokens[at]) if at < len(tokens) else "the end"
-            raise Malformed(at, f"expected {self.vocab.names[marker]}, got {got}")
-        return at + 1
 
     def _cycle(self, successor: dict, first: tuple[int, ...], at: int) -> list[tuple[int, ...]]:
         if not 3 <= len(successor) <= self.spec.N:

@@ -90,6 +90,13 @@ class Placed(NamedTuple):
     sample: Sample
 
 
+class Malformed(ValueError):
+    """A token sequence that is not a sample of the task."""
+
+    def __init__(self, position: int, what: str) -> None:
+        super().__init__(f"position {position}: {what}")
+
+
 class Vocab:
     """The tokens in order: names for people, ids for models. `markers` structure a sample, the others carry content."""
 
@@ -119,9 +126,9 @@ class Vocab:
         """The sample as one readable line."""
         return self.text(sample.tokens.tolist())
 
-
-class Malformed(ValueError):
-    """A token sequence that is not a sample of the task."""
-
-    def __init__(self, position: int, what: str) -> None:
-        super().__init__(f"position {position}: {what}")
+    def after(self, tokens: Sequence[int], at: int, marker: int) -> int:
+        """The position after the marker at position `at`. Malformed if there is another token."""
+        if at >= len(tokens) or tokens[at] != marker:
+            got = self.name(tokens[at]) if at < len(tokens) else "the end"
+            raise Malformed(at, f"expected {self.names[marker]}, got {got}")
+        return at + 1
