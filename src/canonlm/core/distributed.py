@@ -65,12 +65,16 @@ class World:
         dist.broadcast_object_list(values)
         return values[0]
 
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all processes, by rank; anything that can be pickled."""
+        values = [value] * self.size
+        if self.size > 1:
+            dist.all_gather_object(values, value)
+        return values
+
     def raise_on_any_rank(self, error: BaseException | None) -> None:
         """Raise in all processes if one has failed: its own error, else one of the same class and message."""
-        errors: list[Any] = [None if error is None else (type(error), str(error))]
-        if self.size > 1:
-            errors *= self.size
-            dist.all_gather_object(errors, errors[self.rank])
+        errors = self.gather(None if error is None else (type(error), str(error)))
         if error is not None:
             raise error
         for kind, message in filter(None, errors):

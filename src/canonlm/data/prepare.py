@@ -22,6 +22,7 @@ from typing import Any
 from datatrove.data import DocumentsPipeline
 from datatrove.pipeline.base import PipelineStep
 from filelock import Timeout
+from pydantic import TypeAdapter, ValidationError
 
 from canonlm import __version__
 from canonlm.core import user_folders
@@ -39,6 +40,7 @@ TASK_SIZE = 2**25  # bytes of input per task
 MAX_TASKS = 10**6
 MAX_DEFAULT_TASKS = 1000  # a common limit of SLURM's arrays; larger inputs make larger tasks
 BAD_LINES = "bad-lines.jsonl"
+_BAD = TypeAdapter(Bad)
 LEFT_OUT = ("test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__")  # of the standard library
 
 
@@ -258,14 +260,9 @@ def _bad_lines(path: Path) -> list[Bad]:
 
 def _parsed(line: bytes | None, place: Path) -> Bad:
     try:
-        bad = Bad(**parse_json(line or b"", str(place)))
-        if not isinstance(bad.file, str) or not isinstance(bad.reason, str):
-            raise TypeError
-        if not all(number is None or isinstance(number, int) for number in (bad.line, bad.offset)):
-            raise TypeError
-    except TypeError:
+        return _BAD.validate_python(parse_json(line or b"", str(place)))
+    except ValidationError:
         raise expected(str(place), "lines of file, line, reason and offset", str(line)) from None
-    return bad
 
 
 def _too_many(places: Places, tasks: int, max_bad: int, prefix: str = "") -> ValueError:

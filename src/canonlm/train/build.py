@@ -24,14 +24,8 @@ def sizes_of(run: RunConfig) -> Sizes:
         vocab_size = sizes.vocab_size
     else:
         raise InvalidSetting("model.vocab_size", "model.vocab_size: missing; expected an integer > 0")
-    return Sizes(
-        num_hidden_layers=sizes.num_hidden_layers,
-        hidden_size=sizes.hidden_size,
-        num_attention_heads=sizes.num_attention_heads,
-        vocab_size=vocab_size,
-        seq_len=run.data.seq_len,
-        fields=sizes.fields,
-    )
+    given = sizes.model_dump(exclude={"vocab_size", "matched"})
+    return Sizes(**given, vocab_size=vocab_size, seq_len=run.data.seq_len)
 
 
 def build_model(run: RunConfig, device: str = "cpu") -> LanguageModel:

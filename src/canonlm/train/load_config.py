@@ -44,11 +44,14 @@ class Recipe:
         self.path = Path(path)
         self._written, self._places = read_yaml(self.path, trust=trust is True)
         self._overridden = override(raw := copy.deepcopy(self._written), overrides)
+        self._runs = _runs(raw)
+        own = self._users_own()
         if trains and trust is not True:
-            _refuse_programs(self.path, raw, self._places, self._overridden)
-        self._trust = _with_users_own(trust, raw, self._places, self._overridden)
+            self._refuse_programs(own)
+        references = {*filter(None, (user_code.reference_of(own.get("arch", "")), own.get("task.name")))}
+        self._trust = trust if trust is True or not references else {*(trust or ()), *references}
         with self._located(lambda run: None):
-            if (arch := _runs(raw).get("arch")) is not None:
+            if (arch := self._runs.get("arch")) is not None:
                 user_code.check_trusted(str(user_code.reference_of(arch)))  # anyone who gets the run builds its model
             self.run = resolve(raw)
 
@@ -57,6 +60,19 @@ class Recipe:
         with self._located(check):
             check(self.run)
         return self.run
+
+    def _users_own(self) -> dict[str, str]:
+        """The settings that run code and that the user typed, or that come from the user's own files."""
+        typed = {key for key in self._runs if any(up in self._overridden for up in _and_parents(key))}
+        own = {key for key, place in self._places.items() if is_yours(place.file)}
+        return {key: value for key, value in self._runs.items() if key in typed | own}
+
+    def _refuse_programs(self, own: dict[str, str]) -> None:
+        if foreign := sorted(self._runs.items() - own.items()):
+            lines = [f"{key} is {shown(value)}{self._places.get(key, Place(self.path, 1))}" for key, value in foreign]
+            what = f"--trust, as this recipe is a program: {'; '.join(lines)}. "
+            what += f"Recipes in {your_folder()} need no --trust"
+            raise InvalidSetting(foreign[0][0], f"{self.path}: expected {what}")
 
     @contextmanager
     def _located(self, check: Callable[[RunConfig], Any]) -> Iterator[None]:
@@ -85,14 +101,6 @@ def load(
     return Recipe(path, overrides, trust=trust).checked(check)
 
 
-def _refuse_programs(path: Path, raw: dict[str, Any], places: dict[str, "Place"], overridden: list[str]) -> None:
-    foreign = _runs(raw).items() - _users_own(raw, places, overridden).items()
-    if foreign:
-        lines = [f"{key} is {shown(value)}{places.get(key, Place(path, 1))}" for key, value in sorted(foreign)]
-        what = f"--trust, as this recipe is a program: {'; '.join(lines)}. Recipes in {your_folder()} need no --trust"
-        raise InvalidSetting(min(foreign)[0], f"{path}: expected {what}")
-
-
 def your_folder() -> Path:
     """The folder of the user's own recipes: the environment variable CANONLM_RECIPES, or ~/.config/canonlm/recipes."""
     if place := os.environ.get("CANONLM_RECIPES"):
@@ -114,22 +122,6 @@ def _runs(raw: dict[str, Any]) -> dict[str, str]:
         **({"task.name": name} if isinstance(name, str) and user_code.is_reference(name) else {}),
         **({} if command is None else {"on_checkpoint": str(command)}),
     }
-
-
-def _users_own(raw: dict[str, Any], places: dict[str, "Place"], overridden: list[str]) -> dict[str, str]:
-    """The settings that run code and that the user typed, or that come from the user's own files."""
-    typed = {key for key in _runs(raw) if any(up in overridden for up in _and_parents(key))}
-    own = {key for key, place in places.items() if is_yours(place.file)}
-    return {key: value for key, value in _runs(raw).items() if key in typed | own}
-
-
-def _with_users_own(
-    trust: user_code.Trust | None, raw: dict[str, Any], places: dict[str, "Place"], overridden: list[str]
-) -> user_code.Trust | None:
-    """`trust`, extended by the user's own references."""
-    settings = _users_own(raw, places, overridden)
-    references = {*filter(None, (user_code.reference_of(settings.get("arch", "")), settings.get("task.name")))}
-    return trust if trust is True or not references else {*(trust or ()), *references}
 
 
 def check_folder(path: Path, run: RunConfig) -> None:

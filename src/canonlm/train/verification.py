@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-import torch.distributed as dist
-
 from canonlm.core.distributed import World
 from canonlm.core.errors import expected
 from canonlm.core.files import write_json
@@ -43,7 +41,7 @@ class Verification:
     def __init__(self, texts: dict[str, Dataset], folder: Path, world: World) -> None:
         self._texts, self._path, self._world = texts, folder / NAME, world
         self._verifier = Verifier()
-        machines = _gather(world, socket.gethostname()) if texts else []
+        machines = world.gather(socket.gethostname()) if texts else []
         self._machine = [rank for rank, name in enumerate(machines) if name == machines[world.rank]]
         self._others: dict[Opened, None] = {}  # for other processes, which may not have opened them
         with world.all_or_none():
@@ -87,7 +85,7 @@ class Verification:
         while world.any(not verifier.wait(SECONDS)):
             if silent and world.any(time.monotonic() - start > PATIENCE):
                 silent = False
-                unverified = [shard.tokens for pending in _gather(world, verifier.pending) for _, shard in pending]
+                unverified = [shard.tokens for pending in world.gather(verifier.pending) for _, shard in pending]
                 why = f"the run ends once its text is verified: {len(unverified):,} shards, {sum(unverified):,} tokens"
                 if world.main:
                     on_row({"kind": "note", "step": step, "why": f"{why} to go (data.verify=false skips this)"})
@@ -111,7 +109,7 @@ class Verification:
     def _exchange(self) -> dict[Opened, None]:
         """Send shards to the processes that verify them. Returns all that are not verified yet, of all processes."""
         new = [self._others.popitem()[0] for _ in range(len(self._others))]
-        everyone = _gather(self._world, (socket.gethostname(), new, self._verifier.pending))
+        everyone = self._world.gather((socket.gethostname(), new, self._verifier.pending))
         for name, new_shards, _ in everyone:
             for opened in new_shards if name == everyone[self._world.rank][0] else ():
                 if self._is_mine(opened):
@@ -141,11 +139,3 @@ class Verification:
                     raise expected(f"{self._path}: {key}", f"names of shards in {text.folder}", name)
                 unverified.append(Opened(text.folder, shards[name]))
         return unverified
-
-
-def _gather(world: World, value: Any) -> list[Any]:
-    """The values of all processes, by rank."""
-    values = [value] * world.size
-    if world.size > 1:
-        dist.all_gather_object(values, value)
-    return values
