@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict
 
 from canonlm.core.errors import expected
@@ -39,6 +39,9 @@ MAX_INDEX = 2**27
 
 MAX_VOCAB = 2**24
 """Max tokens of a vocabulary; the largest in use have some 2**18."""
+
+Split = Literal["train", "valid"]
+SPLITS: tuple[Split, ...] = ("train", "valid")
 
 _Text = Annotated[str, Field(strict=True)]
 _Count = Annotated[int, Field(strict=True, ge=0, lt=2**48)]
@@ -65,9 +68,8 @@ class Shard:
         return f"{self.name}.index"
 
 
+@with_config(ConfigDict(extra="forbid"))
 class TokenizerFile(TypedDict):
-    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
-
     name: _Text
     sha256: _Sha256
 
@@ -83,7 +85,7 @@ class Index:
     tokenizer: TokenizerFile
     bos_id: _Count | None
     eos_id: _Count | None
-    splits: dict[Literal["train", "valid"], tuple[Shard, ...]]
+    splits: dict[Split, tuple[Shard, ...]]
     inputs: tuple[dict[str, Any], ...]
     bad_lines: _Count
     command: dict[str, Any]

@@ -224,7 +224,7 @@ def finish(out: Path, max_bad: int) -> Index:
     if bad_lines > max_bad:
         raise _too_many(places, len(tasks), max_bad)
     done = [_done(places, rank) for rank in tasks]
-    splits = {split: tuple(shards[split] for shards in done if split in shards) for split in ("train", "valid")}
+    splits = {split: tuple(shards[split] for shards in done if split in shards) for split in index.SPLITS}
     if not any(splits.values()):
         raise expected("--input", "at least one document", ", ".join(plan.command["input"]))
     described = replace(plan, splits=splits, bad_lines=bad_lines)

@@ -42,7 +42,7 @@ class Answers:
         if self._keep is not None:
             self._keep(self._in_words(sample, query, [int(token) for token in model_answer], verdict, finite))
 
-    def grade(self, sample: Sample, model_answers: Sequence[Sequence[int]], finite: Sequence[bool]) -> None:
+    def grade(self, sample: Sample, model_answers: Sequence[Iterable[int]], finite: Sequence[bool]) -> None:
         """Grade one answer to each query, and count it."""
         verdicts = self._task.grade(sample, list(model_answers))
         for each in zip(sample.queries, model_answers, verdicts, finite, strict=True):
