@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
 from canonlm.experiments import grid
 from canonlm.experiments.outcomes import first_step
@@ -11,7 +10,7 @@ from canonlm.experiments.schema import Experiment, Setting
 from canonlm.runs.load import Run, tokens_of
 from canonlm.runs.rows import primary, slice_key
 from canonlm.runs.seed_statistics import Comparison, Spread, seeds_needed
-from canonlm.runs.summary import Rate, compared, rate_of
+from canonlm.runs.summary import Rate, compared, median_speed, rate_of
 from canonlm.runs.task_info import TaskInfo
 
 SOLVED = (0.5, 0.99)
@@ -43,8 +42,7 @@ class Arm:
     @property
     def tokens_per_s(self) -> float | None:
         """The median over the runs."""
-        speeds = [run.result.tokens_per_s for run in self.runs if run.result and run.result.tokens_per_s is not None]
-        return median(speeds) if speeds else None
+        return median_speed(self.runs)
 
     @property
     def memory_gb(self) -> float | None:
@@ -73,7 +71,6 @@ class TaskProfile:
     slices: tuple[str, ...]
     chance: float
     steps: int
-    rates: tuple[float, ...]
     arms: tuple[Arm, ...]
     comparisons: tuple[Comparison | None, ...]
 
@@ -142,10 +139,9 @@ def _task(
         if arm.rate and first and arm.runs and first.runs else None
         for arm in arms[1:]
     )  # fmt: skip
-    rates = grid.rates_of(setting, None)
     chance = sum(chances) / len(chances)
     label = setting.task[:1].upper() + setting.task[1:]
-    return TaskProfile(TaskInfo(setting.task), label, slices, chance, config.train.steps, rates, arms, comparisons)
+    return TaskProfile(TaskInfo(setting.task), label, slices, chance, config.train.steps, arms, comparisons)
 
 
 def _arm(experiment: Experiment, point: grid.Point, label: str, outcomes: grid.Outcomes) -> Arm:

@@ -247,27 +247,19 @@ def mixes(runs: Sequence[Run]) -> dict[str, list[Run]]:
     named: dict[str, list[Run]] = {}
     for group in groups.values():
         others = [other[0].sources for other in groups.values() if other is not group]
-        unique = (naming for naming in _NAMINGS if all(naming(group[0].sources) != naming(o) for o in others))
-        named[next(unique, _NAMINGS[-1])(group[0].sources)] = group
+        unique = (form for form in _FORMS if all(_name(group[0].sources, form) != _name(o, form) for o in others))
+        named[_name(group[0].sources, next(unique, _FORMS[-1]))] = group
     return named
 
 
-def _by_name(sources: Sequence[Source]) -> str:
-    return ", ".join(sorted(source.name for source in sources))
+_FORMS = (
+    "{0.name}",
+    "{0.name} × {0.weight:g}",
+    "{0.name} × {0.weight:g} ({0.path})",
+    "{0.name} × {0.weight!r} ({0.path}, {0.content:.12})",
+)
+"""How to name a source, the shortest way first."""
 
 
-def _by_weight(sources: Sequence[Source]) -> str:
-    return ", ".join(sorted(f"{source.name} × {source.weight:g}" for source in sources))
-
-
-def _by_place(sources: Sequence[Source]) -> str:
-    return ", ".join(sorted(f"{source.name} × {source.weight:g} ({source.path})" for source in sources))
-
-
-def _by_content(sources: Sequence[Source]) -> str:
-    return ", ".join(
-        sorted(f"{source.name} × {source.weight!r} ({source.path}, {source.content[:12]})" for source in sources)
-    )
-
-
-_NAMINGS = (_by_name, _by_weight, _by_place, _by_content)
+def _name(sources: Sequence[Source], form: str) -> str:
+    return ", ".join(sorted(form.format(source) for source in sources))

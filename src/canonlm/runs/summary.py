@@ -152,6 +152,12 @@ def summarise(runs: Iterable[Run]) -> list[Architecture]:
     return architectures
 
 
+def median_speed(runs: Iterable[Run]) -> float | None:
+    """The median speed of the finished runs, in tokens per second."""
+    speeds = [run.result.tokens_per_s for run in runs if run.result and run.result.tokens_per_s is not None]
+    return statistics.median(speeds) if speeds else None
+
+
 def slices_of(architectures: Iterable[Architecture]) -> list[str]:
     """Every slice of any best rate, scale by scale, easy ones first."""
     return in_order(key for a in architectures if a.best for key in a.best.slices)
@@ -329,10 +335,9 @@ def _architecture(group: Group, score: str, tuning: Group | None) -> Architectur
     best = validated or _best(rates)
     results = [run.result for run in group.runs if run.result is not None]
     sizes = {result.num_parameters for result in results}
-    speeds = [result.tokens_per_s for result in results if result.tokens_per_s is not None]
     return Architecture(
         group, score, rates, best, sizes.pop() if len(sizes) == 1 else None,
-        statistics.median(speeds) if speeds else None, validated is not None,
+        median_speed(group.runs), validated is not None,
     )  # fmt: skip
 
 
