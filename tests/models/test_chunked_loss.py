@@ -1,5 +1,7 @@
 """The chunked loss: against autograd through the formula, and the sizes of the tensors that it makes."""
 
+import functools
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -67,10 +69,8 @@ def test_loss_and_gradients_are_those_of_the_formula(z_loss, vocab, hidden, toke
     h, weight, targets = drawn(vocab, hidden, tokens, seed)
     targets[0, 0] = 1
     divisor = int((targets != -100).sum()) if num_items is None else 17
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loss_module, "CHUNK_BYTES", at_once * vocab * 8)
-        loss, z = chunked(config(z_loss), h, weight, targets, num_items)
-        gradients = torch.autograd.grad(3 * loss, (h, weight))
+    loss, z = chunked(config(z_loss), h, weight, targets, num_items, at_once=at_once * vocab * 8)
+    gradients = torch.autograd.grad(3 * loss, (h, weight))
     expected, z_expected = by_the_formula(h, weight, targets, z_loss, divisor)
     assert_close(loss, expected, **CLOSE)
     assert z is None if z_loss is None else not z.requires_grad
@@ -82,11 +82,10 @@ def test_loss_and_gradients_are_those_of_the_formula(z_loss, vocab, hidden, toke
 @pytest.mark.parametrize("z_loss", Z_LOSSES)
 def test_compiled_terms_are_those_of_the_formula(monkeypatch, z_loss):
     """Three chunks, the last one shorter."""
-    monkeypatch.setattr(loss_module, "CHUNK_BYTES", 8 * 13 * 8)
     full = torch.compile(loss_module._terms, fullgraph=True, dynamic=False, backend="aot_eager")
     monkeypatch.setattr(loss_module, "_compiled", lambda: full)
     h, weight, targets = drawn(13, 6, 23)
-    loss, z = chunked(config(z_loss), h, weight, targets, compiled=True)
+    loss, z = chunked(config(z_loss), h, weight, targets, compiled=True, at_once=8 * 13 * 8)
     expected, z_expected = by_the_formula(h, weight, targets, z_loss, int((targets != -100).sum()))
     assert_close(loss, expected, **CLOSE)
     assert z is None if z_loss is None else torch.allclose(z, z_expected, rtol=1e-10)
@@ -110,14 +109,13 @@ def test_large_logits(z_loss):
 @pytest.mark.parametrize("z_loss", Z_LOSSES)
 @pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("autocast", [False, True])
-def test_bfloat16_products_and_float32_sums(monkeypatch, z_loss, weight_dtype, autocast):
+def test_bfloat16_products_and_float32_sums(z_loss, weight_dtype, autocast):
     """Only inputs of products are rounded, never the loss or the sum over chunks."""
-    monkeypatch.setattr(loss_module, "CHUNK_BYTES", 3 * 50 * 4)
     h, weight, targets = drawn(50, 8, 64, dtype=torch.float32)
     h_type = torch.float32 if autocast else torch.bfloat16
     h, weight = h.detach().to(h_type).requires_grad_(), weight.detach().to(weight_dtype).requires_grad_()
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        loss, z = chunked(config(z_loss), h, weight, targets)
+        loss, z = chunked(config(z_loss), h, weight, targets, at_once=3 * 50 * 4)
     loss.backward()
     assert (loss.dtype, h.grad.dtype, weight.grad.dtype) == (torch.float32, h_type, weight_dtype)
     exact = [x.detach().bfloat16().double().requires_grad_() for x in (h, weight)]
@@ -135,12 +133,11 @@ def test_bfloat16_products_and_float32_sums(monkeypatch, z_loss, weight_dtype, a
         assert_close(got.grad.double() / scale, truth.grad / scale, atol=6e-3, rtol=0)
 
 
-def test_the_gradient_of_the_head_is_summed_up_in_float32(monkeypatch):
+def test_the_gradient_of_the_head_is_summed_up_in_float32():
     """1024 chunks of one token with equal gradients: a bfloat16 sum would stop at 256 times the first."""
-    monkeypatch.setattr(loss_module, "CHUNK_BYTES", 1)
     h = torch.ones(1, 1024, 4, dtype=torch.bfloat16)
     weight = torch.zeros(2, 4, dtype=torch.bfloat16, requires_grad=True)
-    chunked(config(), h, weight, torch.zeros(1, 1024, dtype=torch.int64))[0].backward()
+    chunked(config(), h, weight, torch.zeros(1, 1024, dtype=torch.int64), at_once=1)[0].backward()
     assert_close(weight.grad, torch.tensor([[-0.5], [0.5]], dtype=torch.bfloat16).expand(2, 4), atol=0, rtol=0.01)
 
 
@@ -193,25 +190,23 @@ class Allocations(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_no_tensor_is_larger_than_a_chunk_or_the_head(monkeypatch, dtype):
+def test_no_tensor_is_larger_than_a_chunk_or_the_head(dtype):
     vocab, hidden, tokens = 5000, 8, 1000
-    monkeypatch.setattr(loss_module, "CHUNK_BYTES", 2**20)
     h, weight, targets = drawn(vocab, hidden, tokens, dtype=dtype)
     case = config("logsumexp")
     sizes = []
-    for way in (chunked, plain):
+    for way in (functools.partial(chunked, at_once=2**20), plain):
         with Allocations() as made:
             way(case, h, weight, targets)[0].backward()
         sizes.append(made.largest)
     assert sizes[0] <= 2**20 < sizes[1] == 4 * vocab * tokens
 
 
-def test_logits_that_fit_are_one_chunk(monkeypatch):
+def test_logits_that_fit_are_one_chunk():
     h, weight, targets = drawn(30, 4, 20)
     for chunk_bytes, products in ((30 * 8 * 20, 1), (30 * 8 * 20 - 1, 2), (30 * 8, 20), (1, 20)):
-        monkeypatch.setattr(loss_module, "CHUNK_BYTES", chunk_bytes)
         with torch.profiler.profile() as profile:
-            chunked(config(), h, weight, targets)
+            chunked(config(), h, weight, targets, at_once=chunk_bytes)
         assert next(e.count for e in profile.key_averages() if e.key == "aten::amax") == products
 
 
@@ -292,14 +287,13 @@ def test_a_loss_without_targets_is_refused(small_model):
 
 def on_a_rank(rank, folder):
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    loss_module.CHUNK_BYTES = 8 * 4 * 6
     mesh = init_device_mesh("cpu", (2,))
     for z_loss in Z_LOSSES:
         h, weight, targets = drawn(7, 5, 20)  # rank 0 has four rows, rank 1 three: as many chunks all the same
         expected = plain(config(z_loss), h, weight, targets)
         truth = torch.autograd.grad(expected[0], (h, weight))
         rows = distribute_tensor(weight.detach(), mesh, [Shard(0)]).requires_grad_()
-        got = chunked(config(z_loss), h, rows, targets)
+        got = chunked(config(z_loss), h, rows, targets, at_once=8 * 4 * 6)
         h_gradient, rows_gradient = torch.autograd.grad(got[0], (h, rows))
         assert_close(got, expected, **CLOSE)
         assert_close((h_gradient, rows_gradient.full_tensor()), truth, **CLOSE)

@@ -62,9 +62,16 @@ def chunk_bytes(device: str) -> int:
 
 
 def loss_of_hidden(
-    config: CanonLMConfig, h_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor, *, compiled: bool = False
+    config: CanonLMConfig,
+    h_BTD: Tensor,
+    weight_VD: Tensor,
+    targets_BT: Tensor,
+    *,
+    compiled: bool = False,
+    at_once: int | None = None,
 ) -> Sums:
-    """The loss of the logits `h @ weight.T`, of which no more than `chunk_bytes` exist at a time.
+    """The loss of the logits `h @ weight.T`, of which no more than `at_once` bytes exist at a time (by default as many
+    as `chunk_bytes` says).
 
     The gradients are computed with the loss, chunk by chunk, so that no product is done twice; the weight's is
     accumulated in at least float32. Products are in the dtype of `h_BTD`, or autocast's. Derivatives beyond a first
@@ -87,7 +94,7 @@ def loss_of_hidden(
     if by_definition() and group is None:
         return _of_all(config, h_BTD.flatten(0, 1), weight_VD, targets_BT.flatten().to(h_BTD.device), dtype)
     bytes_of_token = rows_per_rank * torch.promote_types(dtype, torch.float32).itemsize
-    chunks = _chunks(targets_BT.numel(), bytes_of_token, chunk_bytes(device))
+    chunks = _chunks(targets_BT.numel(), bytes_of_token, at_once or chunk_bytes(device))
     targets_N, with_grad = targets_BT.flatten().to(h_BTD.device), torch.is_grad_enabled()
     compiled = compiled and with_grad and group is None
     head = weight_VD, group, first
