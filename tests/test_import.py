@@ -16,22 +16,40 @@ def python(code):
     return done.stdout
 
 
-LIGHT = "; import sys; heavy = {'torch', 'transformers'} & set(sys.modules); assert not heavy, heavy"
+COMPLETE = """
+os.environ |= {"_CANONLM_COMPLETE": "complete_bash", "COMP_WORDS": "canonlm play depo --arch l", "COMP_CWORD": "4"}
+sys.argv[0] = "canonlm"
+try: main([])
+except SystemExit: del os.environ["_CANONLM_COMPLETE"]
+"""
+
+STARTS = [
+    ("import canonlm; dir(canonlm)", "pydantic"),
+    ("from canonlm.cli import main; main(['--version'])", "pydantic"),
+    ("import canonlm.cli.prepare", "datatrove datasets tokenizers pyarrow"),
+    (COMPLETE, "numba"),
+    ("assert main(['--help']) == 0", "polars numba"),
+    ("assert main(['results', 'size=8B']) == 0", "numba"),
+    ("assert main(['play', 'depoo']) == 2", ""),
+    ("assert main(['play', 'depo', '--preset', 'tinny']) == 2", ""),
+    ("assert main(['play', 'depo', '--lr', 'fast']) == 2", ""),
+    ("assert main(['play', 'depo', '--seeds', '0']) == 2", ""),
+    ("assert main(['play', 'nowhere.py:Task']) == 2", ""),
+    ("import canonlm.tasks, canonlm.report, canonlm.launch.recipes, canonlm.train.config, canonlm.launch.grid", ""),
+    ("from canonlm.report import claims_page, page, profile_page, results_page", ""),
+]
+"""What one process does, one after the other, and what it has not imported by then, besides torch and transformers."""
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import canonlm; dir(canonlm)",
-        "import canonlm.cli; assert canonlm.cli.main(['--help']) == 0",
-        "import canonlm.tasks, canonlm.report, canonlm.launch.recipes, canonlm.train.config, canonlm.launch.grid",
-        "import canonlm.report.page, canonlm.report.results_page, canonlm.report.claims_page, "
-        "canonlm.report.profile_page",
-    ],
-    ids=["canonlm", "help", "tasks and report", "pages"],
-)
-def test_imports_are_light(code):
-    python(code + LIGHT)
+def test_starts_are_light():
+    lines = ["import os, sys"]
+    for code, unused in STARTS:
+        lines += [code, f"heavy = {{*'torch transformers {unused}'.split()}} & {{*sys.modules}}"]
+        lines.append(f"assert not heavy, ({code!r}, heavy)")
+    python("\n".join(lines))
+
+
+LIGHT = "; import sys; assert not {'torch', 'transformers'} & {*sys.modules}"
 
 
 def test_names_are_loaded_on_first_use():

@@ -64,33 +64,6 @@ def test_every_person_of_the_last_group_is_asked_about_once(workdir, k):
             assert years[name] == year
 
 
-@pytest.mark.parametrize(
-    ("args", "error"),
-    [
-        (["hops.txt"], 'OUT: expected a name that ends in .jsonl, got "hops.txt"'),
-        (["there.jsonl"], 'OUT: expected a file that does not exist yet, got "there.jsonl"'),
-        (["no/hops.jsonl"], "OUT: expected a file that can be written (No such file or directory), "
-                            'got "no/hops.jsonl"'),
-        (["hops.jsonl", "people=80"], "people: expected an integer >= 1 and <= 60, got 80"),
-        (["hops.jsonl", "peopel=4"], 'unknown setting "peopel". Did you mean "people"? '
-                                     "Settings: background, k, n, people, published, seed, text."),
-        (["hops.jsonl", "n=10"], "n is an option of this command: --n 10"),
-        (["hops.jsonl", "seed=1"], "seed is an option of this command: --seed 1"),
-        (["hops.jsonl", "k"], 'setting: expected KEY=VALUE, such as train.steps=100, got "k"'),
-        (["hops.jsonl", "text=a.txt", "background=3"], "text: expected a text file in UTF-8 "
-                                                       '(No such file or directory), got "a.txt"'),
-        (["hops.jsonl", "--split", "dev"], 'unknown split "dev". Splits: test, train, valid, validation.'),
-    ],
-    ids=["ending", "there", "folder", "people", "unknown", "n", "seed", "pair", "text", "split"],
-)  # fmt: skip
-def test_mistakes_are_one_line(capsys, workdir, args, error):
-    (workdir / "there.jsonl").write_text("mine")
-    assert multihop(*args, "--n", "3") == 2
-    assert capsys.readouterr().err == f"canonlm: {error}\n"
-    assert (workdir / "there.jsonl").read_text() == "mine"
-    assert [path.name for path in workdir.iterdir()] == ["there.jsonl"]
-
-
 def test_an_interrupted_command_leaves_nothing(monkeypatch, capsys, workdir):
     def interrupt(*_):
         raise KeyboardInterrupt

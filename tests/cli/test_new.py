@@ -83,23 +83,3 @@ def test_the_docs_show_the_file(kind):
     page = (DOCS / template.page).read_text(encoding="utf-8")
     assert (TEMPLATES / template.file).read_text(encoding="utf-8") in page
     assert f"`canonlm new {kind} mine.{'yaml' if kind == 'experiment' else 'py'}`" in page
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["taks", "mine.py"], 'unknown kind "taks". Did you mean "task"? Kinds: experiment, mixer, task.'),
-        (["task", "mine.txt"], 'FILE: expected a name that ends in .py, got "mine.txt"'),
-        (["experiment", "mine.py"], 'FILE: expected a name that ends in .yaml, got "mine.py"'),
-        (["task", "there.py"], 'FILE: expected a file that does not exist yet, got "there.py"'),
-        (["task", "no/mine.py"], "FILE: expected a file that can be written (No such file or directory)"),
-    ],
-)
-def test_mistakes_are_one_line_and_write_nothing(arguments, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    Path("there.py").write_text("mine")
-    assert main(["new", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]

@@ -1,8 +1,6 @@
 """`canonlm data prepare` and `canonlm data check`: their output, its stream, and the exit code."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -62,23 +60,6 @@ def test_bad_lines_are_one_line(capfd, workdir):
     assert "1 bad lines, in bad-lines.jsonl" in capfd.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["--validation", "1"], "--validation: expected a share >= 0 and < 1, got 1.0"),
-        (["--executor", "slrum"], 'unknown executor "slrum". Did you mean "slurm"? Executors: local, ray, slurm.'),
-        (["--executor", "slurm", "time=1:00"], "partition: missing; --executor slurm needs partition=…"),
-        (["cpu"], 'executor option: expected KEY=VALUE, got "cpu"'),
-        (["--input", "b.jsonl"], '--input: expected a file, a folder, a glob or hf:NAME, got "b.jsonl"'),
-        (["--text-key"], "Option '--text-key' requires an argument."),
-    ],
-)  # fmt: skip
-def test_mistakes_are_one_line(capsys, workdir, args, message):
-    assert prepare(*args) == 2
-    assert capsys.readouterr().err == f"canonlm: {message}\n"
-    assert not (workdir / "out").exists()
-
-
 def test_options_reach_the_shards(workdir):
     assert prepare("--no-bos", "--validation", "0.5", "--seed", "4", "--tasks", "2", "--text-key", "text") == 0
     described = json.loads((workdir / "out" / "index.json").read_text())
@@ -104,9 +85,3 @@ def test_an_interrupted_command_resumes(workdir, monkeypatch, capsys):
     assert capsys.readouterr().err == "\ncanonlm: interrupted. The same command continues.\n"
     assert not list(workdir.glob("out/*.ds*"))
     assert prepare() == 0
-
-
-def test_the_command_line_stays_light():
-    code = "import sys, canonlm.cli.prepare; print({'datatrove', 'datasets', 'tokenizers', 'pyarrow'} & {*sys.modules})"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert result.stdout == "set()\n"

@@ -1,7 +1,5 @@
 """`canonlm recipes`: all are listed, printed so that they load again, and compared key by key."""
 
-import pytest
-
 from canonlm.cli import main
 from canonlm.launch.recipes import find, recipes
 from canonlm.train.load_config import load
@@ -43,18 +41,3 @@ def test_diff_with_keys_that_only_one_recipe_sets(capsys):
 def test_diff_of_a_recipe_and_itself(capsys):
     assert main(["recipes", "diff", "debug", str(find("debug"))]) == 0
     assert capsys.readouterr().out == "no difference\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "start"),
-    [
-        (["show", "debugg"], 'unknown recipe "debugg". Did you mean "debug"?'),
-        (["diff", "debug", "nowhere.yaml"], "nowhere.yaml: cannot be read (No such file or directory)"),
-        (["show", "debug", "train.stepz=1"], 'unknown setting "train.stepz". Did you mean "train.steps"?'),
-    ],
-)
-def test_mistakes(capsys, arguments, start):
-    assert main(["recipes", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("canonlm: " + start)
-    assert error.count("\n") == 1

@@ -4,8 +4,6 @@ import csv
 import io
 import json
 import re
-import subprocess
-import sys
 
 import polars as pl
 import pytest
@@ -86,27 +84,6 @@ def test_other_sources(capsys):
     assert len(re.findall("^GLA ", out, re.MULTILINE)) == 3  # each variant
     assert main(["results", "source=reference", "arch=GLA5"]) == 0
     assert capsys.readouterr().out == "nothing: no results are left\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "start"),
-    [
-        (["arch=GLA55"], 'unknown arch "GLA55". Did you mean "GLA5"?'),
-        (["arhc=GLA5"], 'unknown filter "arhc". Did you mean "arch"?'),
-        (["--group", "standrad"], 'unknown group "standrad". Did you mean "standard"? Groups: babilong, brevo, depo'),
-        (["nowhere"], "folder: expected a folder with runs"),
-        (["--curves"], "--curves only works with --csv or --json"),
-        (["--curves", "--paired", "--csv", "-"], "--paired cannot be used with --curves"),
-        (["--csv", "-", "--json", "-"], "--csv and --json cannot both write to the terminal"),
-        (["--csv", "nowhere/x.csv"], "--csv: expected a file that can be written (No such file or directory)"),
-    ],
-)
-def test_mistakes(arguments, start, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["results", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("canonlm: " + start)
-    assert error.count("\n") == 1
 
 
 def test_csv_is_the_frame_again(capsys, tmp_path):
@@ -238,15 +215,6 @@ def test_damaged_runs_are_reported_and_the_csv_stays_valid(tmp_path, capsys):
         "runs/half/results.json: left out, not readable: not JSON (Expecting property name enclosed in double "
         "quotes: line 1 column 2 (char 1))",
     ]
-
-
-def test_starts_quickly():
-    """It does not import the libraries that take seconds to load."""
-    code = (
-        "from canonlm.cli import main; main(['results', 'size=8B'])\n"
-        "import sys; assert 'torch' not in sys.modules and 'numba' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
 def test_unreadable_folders(tmp_path, capsys):

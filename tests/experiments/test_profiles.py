@@ -110,25 +110,6 @@ def test_time_left_follows_from_timed_steps_and_then_from_finished_runs():
     assert pace.left(runs, {run.name for run in runs[:3]}) == pytest.approx(1.5 * 200)  # one job is idle
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["llama", "--tasks", "depoo"], 'unknown task "depoo". Did you mean "depo"? Tasks: brevo, capo, copying'),
-        (["lama"], 'unknown architecture "lama"'),
-        (["llama", "--seeds", "0"], "--seeds: expected an integer >= 1, got 0"),
-        (["llama", "--jobs", "0"], "--jobs: expected an integer >= 1, got 0"),
-        (["llama", "train.steps=10"], 'canonlm profile takes no settings, got "train.steps=10"; `canonlm play` does'),
-        (["llama", "--match", "flops"], '--match: expected parameters, got "flops"'),
-    ],
-)
-def test_mistakes_are_one_line(arguments, message, capsys, tmp_path):
-    assert cli.main(["profile", *arguments, "--out", str(tmp_path / "out")]) == 2
-    shown = capsys.readouterr().err
-    assert message in shown
-    assert shown.count("\n") == 1
-    assert not (tmp_path / "out").exists()
-
-
 SETTINGS = """
 copying-micro:
   task: copying

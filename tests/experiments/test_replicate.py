@@ -51,25 +51,6 @@ def test_a_dry_run_counts_and_writes_nothing(mine, tmp_path, capsys):
     assert result.cost.hours == pytest.approx(seconds / 3600)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["fig7", "--scale", "mirco"], 'unknown scale "mirco". Did you mean "micro"?'),
-        (["fig7", "--only", "depo-mikro"], 'unknown setting or claim "depo-mikro". Did you mean "depo-micro"?'),
-        (["fig7", "--only", "C25"], 'unknown setting or claim "C25". Did you mean "C20"?'),
-        (["hops", "--scale", "paper"], "hops has no paper scale; it has: micro, small"),
-        (["fig7", "--dry-run", "--gpu", "h1000"], 'unknown GPU "h1000". Did you mean "h100"?'),
-        (["fig7", "time=1:00:00"], "settings of a job only work with --slurm"),
-    ],
-)
-def test_mistakes_are_one_line(arguments, message, capsys, tmp_path):
-    assert cli.main(["replicate", *arguments, "--out", str(tmp_path / "out")]) == 2
-    err = capsys.readouterr().err
-    assert message in err
-    assert err.count("\n") == 1
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.slow
 def test_an_experiment_from_nothing_to_its_verdict(mine, tmp_path, capsys):
     out, rows = tmp_path / "out", tmp_path / "rows"

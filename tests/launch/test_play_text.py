@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from canonlm.cli import main
 from canonlm.data.prepare import prepare
 from canonlm.launch.grid import plan
 from canonlm.launch.recipes import load_preset
@@ -50,20 +49,3 @@ def test_a_trained_model_is_asked_for_birth_years(text, tmp_path):
     assert (entry["name"], entry["scores"][0]["n"], entry["settings"]["people"]) == ("1hop-0k", 200, 2)
     ask(run.folder, run.config)
     assert results.read_text() == before, "nothing is asked twice"
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--preset", "paper"], "--preset: expected tiny or small, for text"),
-        (["--difficulty", "hard"], "--difficulty does not apply to text"),
-        (
-            ["data=nowhere"],
-            "text.sources.nowhere.path: nowhere: expected a folder that `canonlm data prepare` finished",
-        ),
-    ],
-)
-def test_invalid_arguments(tmp_path, capsys, words, message):
-    assert main(["play", "text", "--out", str(tmp_path / "out"), *words]) == 2
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
