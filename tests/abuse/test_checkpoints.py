@@ -10,40 +10,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from saved_runs import save_run
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, ChunkStorageMetadata
 
 from canonlm import CanonLMForCausalLM
 from canonlm.cli import main
-from canonlm.core.distributed import World
 from canonlm.core.files import Stamp
-from canonlm.train.checkpoint import Checkpoints, build_model, load_model
-from canonlm.train.config import resolve
-from canonlm.train.optim import build_optimizer
+from canonlm.train.checkpoint import load_model
 
-RUN = {
-    "arch": "llama+canon",
-    "task": {"name": "copying", "N": 8, "min_items": 2},
-    "model": {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2},
-    "data": {"seq_len": 18, "loss_on": "answer"},
-    "train": {
-        **{"steps": 4, "batch_size": 4, "eval_every": 4, "eval_size": 8, "checkpoint_every": 1},
-        "optim": {"lr": 0.01},
-    },
-}
 WEIGHT = "model.lm_head.weight"
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def made(tiny, tmp_path_factory):
     folder = tmp_path_factory.mktemp("stranger") / "run"
-    folder.mkdir()
-    run = resolve(RUN)
-    (folder / "config.yaml").write_text(run.to_yaml())
-    model = build_model(run).module
-    checkpoints = Checkpoints(folder / "checkpoints", 1, None, World(torch.device("cpu")))
-    checkpoints.save(1, model, build_optimizer(model, run.train.optim))
-    checkpoints.close()
+    save_run(folder, tiny.raw(train={"steps": 4, "eval_every": 4, "checkpoint_every": 1}), (1,))
     return folder
 
 

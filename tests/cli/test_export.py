@@ -7,37 +7,13 @@ import sys
 
 import pytest
 import torch
+from saved_runs import OF_TEXT, logits_of, save_run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from canonlm import CanonLMForCausalLM
 from canonlm.cli import main
-from canonlm.core.distributed import World
 from canonlm.core.files import Stamp, write_json, write_text
 from canonlm.data.tokenizers import load
-from canonlm.train.build import build_model
-from canonlm.train.checkpoint import Checkpoints
-from canonlm.train.config import resolve
-
-SETTINGS = {
-    "arch": "gla5+canon",
-    "model": {
-        "num_hidden_layers": 2,
-        "hidden_size": 16,
-        "num_attention_heads": 2,
-        "vocab_size": 258,
-        "fields": {"bos_token_id": 256, "eos_token_id": 257},
-    },
-    "data": {"seq_len": 18},
-    "train": {
-        "steps": 2,
-        "batch_size": 4,
-        "eval_every": 9,
-        "eval_size": 8,
-        "checkpoint_every": 1,
-        "optim": {"lr": 0.1},
-    },
-}
-IDS = torch.arange(12)[None]
 
 
 @pytest.fixture(scope="module")
@@ -48,22 +24,11 @@ def trained(tmp_path_factory):
     (folder / "text").mkdir()
     load("bytes").tokenizer.save(str(folder / "text" / "tokenizer.json"))
     sources = {name: {"path": str(folder / name)} for name in ("plain", "text")}
-    run = resolve({**SETTINGS, "text": {"sources": sources}})
-    write_text(folder / "config.yaml", run.to_yaml())
+    logits = save_run(folder, {**OF_TEXT, "text": {"sources": sources}})
     write_text(folder / "text" / "index.json", "{}")
     sums = {"plain": "", "text": Stamp.of(folder / "text" / "index.json").sha256}
     result = {f"text.sources.{name}.path": {"folder": str(folder / name), "sha256": sums[name]} for name in sums}
     write_json(folder / "data.json", result)
-    model, logits = build_model(run).module, {}
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    checkpoints = Checkpoints(folder / "checkpoints", 2, None, World(torch.device("cpu")))
-    for step in (1, 2):
-        model.train()(IDS, labels=IDS).loss.backward()
-        optimizer.step()
-        checkpoints.save(step, model, optimizer)
-        with torch.no_grad():
-            logits[step] = model.eval()(IDS).logits
-    checkpoints.close()
     return folder, logits
 
 
@@ -73,11 +38,6 @@ def workdir(trained, tmp_path, monkeypatch):
     (tmp_path / "run").symlink_to(trained[0])
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def logits_of(model):
-    with torch.no_grad():
-        return model.eval()(IDS).logits
 
 
 def test_the_model_that_was_trained(trained, workdir, capsys):

@@ -4,17 +4,13 @@ import json
 
 import pytest
 import torch
+from saved_runs import OF_COPYING, save_run
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM
 from canonlm.cli import main
-from canonlm.core.distributed import World
-from canonlm.core.files import write_text
 from canonlm.data.tokenizers import load
 from canonlm.suites.generation import Writer
 from canonlm.suites.load_model import as_in_training, open_model
-from canonlm.train.build import build_model
-from canonlm.train.checkpoint import Checkpoints
-from canonlm.train.config import resolve
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 
@@ -35,31 +31,7 @@ def models(tmp_path_factory):
     saved(workdir / "words", mixers=["gla"], canon_set="AbCD")
     saved(workdir / "short", max_position_embeddings=16)
     CanonLMForCausalLM(CanonLMConfig(**SIZES, vocab_size=258)).save_pretrained(workdir / "bare")
-    (workdir / "played").mkdir()
-    run = resolve(
-        {
-            "arch": "llama",
-            "task": {"name": "copying", "N": 40},
-            "model": SIZES,
-            "data": {"seq_len": 128, "loss_on": "answer", "isolate_documents": False},
-            "train": {
-                "steps": 2,
-                "batch_size": 4,
-                "eval_every": 9,
-                "eval_size": 8,
-                "checkpoint_every": 1,
-                "optim": {"lr": 0.1},
-            },
-        }
-    )
-    write_text(workdir / "played" / "config.yaml", run.to_yaml())
-    model = build_model(run).module
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    model(torch.arange(9)[None], labels=torch.arange(9)[None]).loss.backward()
-    optimizer.step()
-    checkpoints = Checkpoints(workdir / "played" / "checkpoints", 1, None, World(torch.device("cpu")))
-    checkpoints.save(1, model, optimizer)
-    checkpoints.close()
+    save_run(workdir / "played", OF_COPYING, (1,))
     return workdir
 
 

@@ -7,6 +7,7 @@ import huggingface_hub
 import pytest
 import torch
 import transformers
+from saved_runs import OF_COPYING, OF_TEXT, SIZES, logits_of, save_run
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -18,55 +19,13 @@ from transformers import (
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM
 from canonlm.cli import main
-from canonlm.core.distributed import World
-from canonlm.core.files import Stamp, write_json, write_text
+from canonlm.core.files import Stamp, write_json
 from canonlm.data.tokenizers import load
 from canonlm.models.build import wrap
 from canonlm.models.config import OF_EXPERTS
 from canonlm.models.published import save_published
 from canonlm.suites.load_model import as_in_training, fingerprint, open_model
-from canonlm.train.build import build_model
-from canonlm.train.checkpoint import Checkpoints, path_of
-from canonlm.train.config import resolve
-
-IDS = torch.arange(12)[None]
-SIZES = {"vocab_size": 258, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-RUN = {
-    "arch": "gla5+canon",
-    "model": {**SIZES, "fields": {"bos_token_id": 256, "eos_token_id": 257}},
-    "data": {"seq_len": 18},
-    "train": {
-        "steps": 2,
-        "batch_size": 4,
-        "eval_every": 9,
-        "eval_size": 8,
-        "checkpoint_every": 1,
-        "optim": {"lr": 0.1},
-    },
-}
-
-
-def logits_of(model):
-    with torch.no_grad():
-        return model.eval()(IDS.to(model.device)).logits
-
-
-def save_run(folder, raw, steps):
-    """Save a run with checkpoints; returns their logits by step."""
-    folder.mkdir(parents=True)
-    run = resolve(raw)
-    write_text(folder / "config.yaml", run.to_yaml())
-    model, logits = build_model(run).module, {}
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    checkpoints = Checkpoints(folder / "checkpoints", 9, None, World(torch.device("cpu")))
-    for step in steps:
-        ids = IDS % model.config.vocab_size
-        model.train()(ids, labels=ids).loss.backward()
-        optimizer.step()
-        checkpoints.save(step, model, optimizer)
-        logits[step] = logits_of(model)
-    checkpoints.close()
-    return logits
+from canonlm.train.checkpoint import path_of
 
 
 def note_text(run, folder):
@@ -83,18 +42,10 @@ def place(tmp_path_factory):
     (folder / "text").mkdir()
     load("bytes").tokenizer.save(str(folder / "text" / "tokenizer.json"))
     text = {"sources": {"plain": {"path": str(folder / "text")}}}
-    expected = {
-        f"run@{step}": result for step, result in save_run(folder / "run", {**RUN, "text": text}, (1, 2)).items()
-    }
+    steps = save_run(folder / "run", {**OF_TEXT, "text": text})
+    expected = {f"run@{step}": result for step, result in steps.items()}
     note_text(folder / "run", folder / "text")
-    played = {
-        "task": {"name": "copying", "N": 40},
-        **RUN,
-        "model": {k: v for k, v in SIZES.items() if k != "vocab_size"},
-    }
-    save_run(
-        folder / "played", {**played, "data": {"seq_len": 128, "loss_on": "answer", "isolate_documents": False}}, (5,)
-    )
+    save_run(folder / "played", {**OF_COPYING, "arch": "gla5+canon"}, (5,))
     assert main(["export", str(folder / "run"), str(folder / "exported")]) == 0
     expected["exported"] = expected["run@2"]
 
