@@ -59,10 +59,12 @@ def test_initially_equals_the_host_bit_for_bit(kind):
     ],
 )
 def test_decoding_in_any_way_gives_the_same_result(kind, case):
-    before, after = (check.decoding(model, [case])[0] for model in (host(kind), canonized(kind)))
+    [after] = check.decoding(canonized(kind), [case])
+    if after.error is not None and after.error < 1e-6:  # some hosts make their rotary tables in single precision
+        return
+    [before] = check.decoding(host(kind), [case])
     order = ("passed", "refused", "failed", "differs")
-    close = after.error is not None and after.error < 1e-6  # some hosts make their rotary tables in single precision
-    assert close or order.index(after.state) <= order.index(before.state), (before, after)
+    assert order.index(after.state) <= order.index(before.state), (before, after)
 
 
 @pytest.mark.every(3)
@@ -159,6 +161,18 @@ def test_a_prefix_is_read_once_and_continued_several_times():
 ROWS = torch.tensor([1, 0])
 
 
+@pytest.fixture(scope="module")
+def compiled_prefill():
+    """(the model, a cache that its compiled forward has made)"""
+    model = canonized("llama", dtype=torch.float32)
+    torch._dynamo.reset()
+    call: Any = torch.compile(model, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        cache = call(ids(), use_cache=True).past_key_values
+    torch._dynamo.reset()
+    return model, cache
+
+
 @pytest.mark.parametrize("made_by", ["host", "user", pytest.param("compiled", marks=pytest.mark.slow), "static"])
 @pytest.mark.parametrize(
     ("method", "argument", "rows"),
@@ -169,14 +183,16 @@ ROWS = torch.tensor([1, 0])
         ("reset", None, None),
     ],
 )
-def test_rows_of_a_cache_move_with_their_states(method, argument, rows, made_by):
-    model, tokens, more = canonized("llama", dtype=torch.float32), ids(), ids(2, 1, 9)
-    given = {"user": DynamicCache, "static": lambda: StaticCache(config=model.config, max_cache_len=16)}
-    cache = given[made_by]() if made_by in given else None
-    call: Any = torch.compile(model, backend="eager", fullgraph=True) if made_by == "compiled" else model
-    with torch.no_grad():
-        cache = call(tokens, past_key_values=cache, use_cache=True).past_key_values
-    torch._dynamo.reset()
+def test_rows_of_a_cache_move_with_their_states(method, argument, rows, made_by, request):
+    tokens, more = ids(), ids(2, 1, 9)
+    if made_by == "compiled":
+        model, cache = copy.deepcopy(request.getfixturevalue("compiled_prefill"))
+    else:
+        model = canonized("llama", dtype=torch.float32)
+        given = {"user": DynamicCache, "static": lambda: StaticCache(config=model.config, max_cache_len=16)}
+        cache = given[made_by]() if made_by in given else None
+        with torch.no_grad():
+            cache = model(tokens, past_key_values=cache, use_cache=True).past_key_values
     if made_by == "static" and method.startswith("batch"):
         with pytest.raises(AttributeError):  # the library has no such method for it
             getattr(cache, method)(argument)
@@ -541,53 +557,44 @@ def test_other_tools_read_a_folder(tmp_path):
         loaded.generate_batch([[1, 2]])
 
 
-WITHOUT_CANONLM = """
-import sys
-sys.modules["canonlm"] = None  # importing it fails
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModel, LlamaForCausalLM, LlamaModel, pipeline
-def opens(*args):
-    return pipeline("text-generation", model=args[0])
-calls = [one.from_pretrained for one in (AutoConfig, AutoModelForCausalLM, AutoModel, LlamaForCausalLM, LlamaModel)]
-for call in [*calls, opens]:
-    try:
-        call(sys.argv[1])
-    except (ValueError, OSError) as error:
-        assert "canon" in str(error), error
-    else:
-        raise SystemExit(f"{call} opened it")
-"""
-
-
-@pytest.mark.slow
-def test_transformers_without_canonlm_refuses_a_folder(tmp_path):
-    canonized("llama", dtype=torch.float32).save_pretrained(tmp_path)
-    subprocess.run([sys.executable, "-c", WITHOUT_CANONLM, str(tmp_path)], check=True)
-
-
 ELSEWHERE = """
 import sys
 for package in ("canonlm", "pydantic", "annotated_types"):
     sys.modules[package] = None  # importing it fails
 import torch
-from transformers import AutoModelForCausalLM
-folder, ids = sys.argv[1], torch.load(f"{sys.argv[1]}/ids.pt")
-for place in (folder, f"{folder}/again"):
-    model = AutoModelForCausalLM.from_pretrained(place, trust_remote_code=True).eval()
-    assert torch.equal(model(ids).logits, torch.load(f"{folder}/logits.pt"))
-    if place == folder:
-        model.save_pretrained(f"{folder}/again")
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModel, LlamaForCausalLM, LlamaModel, pipeline
+plain, *folders = sys.argv[1:]
+calls = [one.from_pretrained for one in (AutoConfig, AutoModelForCausalLM, AutoModel, LlamaForCausalLM, LlamaModel)]
+for call in [*calls, lambda folder: pipeline("text-generation", model=folder)]:
+    try:
+        call(plain)
+    except (ValueError, OSError) as error:
+        assert "canon" in str(error), error
+    else:
+        raise SystemExit(f"{call} opened it")
+for folder in folders:
+    ids = torch.load(f"{folder}/ids.pt")
+    for place in (folder, f"{folder}/again"):
+        model = AutoModelForCausalLM.from_pretrained(place, trust_remote_code=True).eval()
+        assert torch.equal(model(ids).logits, torch.load(f"{folder}/logits.pt"))
+        if place == folder:
+            model.save_pretrained(f"{folder}/again")
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_a_self_contained_folder_loads_without_canonlm(kind, tmp_path):
-    model = canonized(kind, dtype=torch.float32)
-    model.save_pretrained(tmp_path, self_contained=True)
-    torch.save(ids(), tmp_path / "ids.pt")
-    torch.save(logits(model, ids()), tmp_path / "logits.pt")
-    subprocess.run([sys.executable, "-c", ELSEWHERE, str(tmp_path)], check=True)
-    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path), ids()), logits(model, ids()))
+def test_folders_without_canonlm(tmp_path):
+    """Transformers refuses a plain one, and loads and saves those that have our code."""
+    canonized("llama", dtype=torch.float32).save_pretrained(tmp_path / "plain")
+    for kind in ("llama", "gpt2"):
+        model = canonized(kind, dtype=torch.float32)
+        model.save_pretrained(tmp_path / kind, self_contained=True)
+        torch.save(ids(), tmp_path / kind / "ids.pt")
+        torch.save(logits(model, ids()), tmp_path / kind / "logits.pt")
+        loaded = AutoModelForCausalLM.from_pretrained(tmp_path / kind)
+        assert torch.equal(logits(loaded, ids()), logits(model, ids()))
+    folders = [str(tmp_path / name) for name in ("plain", "llama", "gpt2")]
+    subprocess.run([sys.executable, "-c", ELSEWHERE, *folders], check=True)
 
 
 def test_a_host_and_a_canonized_model_do_not_load_each_others_folders(tmp_path):

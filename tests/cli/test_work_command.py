@@ -80,7 +80,7 @@ def test_an_untrusted_run_is_not_started(tiny, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_all_are_finished(runs, tiny, tmp_path):
+def test_all_are_finished(runs, tiny, tmp_path, capsys):
     """One command, with a run that fails; then again, with nothing left to do."""
     shutil.copytree(runs / "seed1", runs / "damaged")
     (runs / "damaged" / "checkpoints").write_text("not a folder")
@@ -93,7 +93,8 @@ def test_all_are_finished(runs, tiny, tmp_path):
     for seed in range(3):
         train(tiny(train={"seed": seed, "steps": 20}), reference := tmp_path / f"reference{seed}")
         tiny.same(runs / f"seed{seed}", reference)
-    again = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert again.stdout == "all 4 runs are settled: 0 finished here, 1 failed\n"
+    capsys.readouterr()
+    main(command[3:])
+    assert capsys.readouterr().out == "all 4 runs are settled: 0 finished here, 1 failed\n"
     assert json.loads((runs / "leases" / "damaged.failures.json").read_text())[0]["host"] == socket.gethostname()
     assert Path(runs / "damaged" / "log.txt").exists()

@@ -15,6 +15,7 @@ import torch
 import canonlm
 from canonlm.cli import main
 from canonlm.core import numba_cache, user_folders
+from canonlm.launch.recipes import recipes
 from canonlm.ops import registry, ssd
 from canonlm.ops.registry import Form
 from canonlm.tasks.random import mix
@@ -58,8 +59,10 @@ def test_recipes_of_a_user_without_a_home(nobody, monkeypatch, capsys):
     (folder / "q.yaml").write_text("steps: 1")
     assert not is_yours(folder / "q.yaml")
     assert not your_folder().exists()
-    assert main(["recipes", "list"]) == 0
-    assert "debug" in capsys.readouterr().out
+    assert "debug" in recipes()
+    assert "q" not in recipes()
+    assert main(["recipes", "show", "debug"]) == 0
+    assert "steps" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("writable", ["package", "cache", "nothing", "own setting"])

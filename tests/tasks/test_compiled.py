@@ -27,9 +27,11 @@ print(tasks.get("copying", N=5).windows("train", 0, 0, 4, seq_len=24).doc_ids.su
 
 
 def test_another_process_compiles_nothing():
-    for _ in range(2):  # the first process may have to
+    def misses():
         done = subprocess.run([sys.executable, "-c", LOOPS], check=True, capture_output=True, text=True)
-    assert {line.split()[1] for line in done.stdout.splitlines()} == {"0"}
+        return sum(int(line.split()[1]) for line in done.stdout.splitlines())
+
+    assert misses() == 0 or misses() == 0  # the first process may have to
 
 
 @pytest.mark.slow

@@ -19,10 +19,11 @@ def reference(tiny, tmp_path_factory):
 def start():
     """`start(target, *args)`: a process with torch already loaded, so that many can be killed quickly."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["canonlm.train.loop", "canonlm.cli", "pytest"])
+    preloaded = ["canonlm.train.loop", "canonlm.cli", "pytest", "hypothesis", "torch.distributed.fsdp"]
+    context.set_forkserver_preload(preloaded)
 
     def begin(target, *args):
-        process = context.Process(target=target, args=args)
+        process = context.Process(target=target, args=args, daemon=True)
         process.start()
         return process
 

@@ -1,8 +1,8 @@
-"""Checks on several processes: `test_parallel.py` runs this file once per process, all checks in one process group.
+"""Checks on several processes, which are forks of one, so that they share its imports.
 
-    RANK=0 WORLD_SIZE=2 … python parallel_checks.py results.json two 29500,29501
+    WORLD_SIZE=2 … python parallel_checks.py folder two 29500,29501
 
-Every check compares with a single process, whose results every process computes as well.
+Every check compares with a single process. The folder gets `results.json` and the output of each process.
 """
 
 import json
@@ -187,7 +187,7 @@ def micro_of(family, world):
 
 def follows(world, family, fields_of="FAMILIES", **layout):
     result = Trained(globals()[fields_of][family], run_config(**layout), world).losses()
-    expected = alone(family, fields_of, micro_of(family, world))
+    expected = world.broadcast(alone(family, fields_of, micro_of(family, world)) if world.main else None)
     assert expected[-1] < expected[0] - 0.2, f"the single process does not learn: {expected[0]} to {expected[-1]}"
     for step, (a, b) in enumerate(zip(result, expected, strict=True)):
         assert abs(a / b - 1) < 1e-4, f"step {step}: {a} against {b}"
@@ -371,5 +371,18 @@ def main(results: Path, group: str, ports: list[str]) -> None:
         results.write_text(json.dumps(result, indent=1))
 
 
+def fork(rank, folder, group, ports):
+    """The id of a new process that runs the checks."""
+    if (child := os.fork()) != 0:
+        return child
+    log = os.open(folder / f"{rank}.log", os.O_WRONLY | os.O_CREAT)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    sys.exit(main(folder / "results.json", group, ports))
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3].split(","))
+    folder, group, ports = Path(sys.argv[1]), sys.argv[2], sys.argv[3].split(",")
+    children = [fork(rank, folder, group, ports) for rank in range(int(os.environ["WORLD_SIZE"]))]
+    sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0 for child in children))

@@ -2,7 +2,6 @@
 
 import errno
 import json
-import multiprocessing
 import os
 import threading
 import time
@@ -332,26 +331,6 @@ def test_a_checkpoint_of_another_model(there, second, complaint, tmp_path):
     with pytest.raises(ValueError, match=rf"step-00000001: a checkpoint of another model: {complaint}"):
         checkpoints.load_latest(other, again)
     same(dict(other.state_dict()), before)
-
-
-# Disks
-
-
-# Kills
-
-
-@pytest.fixture(scope="module")
-def start():
-    """`start(target, *args)`: a process with torch already loaded."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["canonlm.train.checkpoint", "pytest", "hypothesis", "torch.distributed.fsdp"])
-
-    def begin(target, *args):
-        process = context.Process(target=target, args=args, daemon=True)
-        process.start()
-        return process
-
-    return begin
 
 
 # Several processes

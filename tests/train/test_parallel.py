@@ -4,10 +4,10 @@ import contextlib
 import functools
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -33,27 +33,21 @@ def start(group, folder, seconds):
         for each in free:
             each.bind(("127.0.0.1", 0))
         ports = ",".join(str(each.getsockname()[1]) for each in free)
-    command = [sys.executable, str(SCRIPT), str(folder / "results.json"), group, ports]
     everywhere = {
         "WORLD_SIZE": str(processes),
         "MASTER_ADDR": "127.0.0.1",
         "OMP_NUM_THREADS": "1",
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
     }
-    running = []
+    command = [sys.executable, str(SCRIPT), str(folder), group, ports]
+    first = subprocess.Popen(command, env=os.environ | everywhere, start_new_session=True)
     try:
-        for rank in range(processes):
-            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            with (folder / f"{rank}.log").open("wb") as log:
-                running.append(subprocess.Popen(command, env=os.environ | everywhere | own, stdout=log, stderr=log))
-        deadline = time.monotonic() + seconds
-        codes = [process.wait(deadline - time.monotonic()) for process in running]
+        code = first.wait(seconds)
     finally:
-        for process in running:
-            process.kill()
-            process.wait()
-    logs = [(folder / f"{rank}.log").read_text() for rank in range(processes)]
-    assert codes == [0] * processes, "\n".join(logs)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(first.pid, signal.SIGKILL)
+        first.wait()
+    assert code == 0, "\n".join((folder / f"{rank}.log").read_text() for rank in range(processes))
     return json.loads((folder / "results.json").read_text())
 
 
