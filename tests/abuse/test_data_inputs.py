@@ -79,7 +79,7 @@ def measured(*arguments):
     """(exit code, megabytes, standard error) of a command in a separate process. (Its ru_maxrss would count what this
     process had when it was forked.)"""
     made = subprocess.run(
-        [sys.executable, "-c", MEASURED, *map(str, arguments)], capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", MEASURED, *map(str, arguments)], capture_output=True, text=True, timeout=300
     )
     code, size = map(int, made.stdout.splitlines()[-1].split())
     return code, size, made.stderr
@@ -132,9 +132,10 @@ def test_a_long_text_in_many_rows_is_held_once(tmp_path):
 def test_gigabytes_of_text_in_a_small_file(tmp_path):
     repeated(tmp_path / "qa1.parquet", 10_000)
     reason = "more than 268,435,456 bytes of text in a file of "
-    assert reason in one_line(run, tmp_path / "out", tmp_path / "qa1.parquet")
+    documents = reading.read(reading.find([str(tmp_path / "qa1.parquet")]), 0, 10**9, "text")
+    assert reason in one_line(lambda: sum(len(document.text) for document in documents))
     assert reason in one_line(facts.read, str(tmp_path), "qa1", "0k", padded=False)
-    texts = ["a" * 2**23, *(f"{number}" + "a" * 2**23 for number in range(99))]  # each page is allowed
+    texts = ["a" * 2**23, *(f"{number}" + "a" * 2**23 for number in range(35))]  # each page is allowed
     columns = dict.fromkeys(("input", "question", "target"), texts)
     pq.write_table(pa.table(columns), tmp_path / "qa1.parquet", compression="zstd", row_group_size=10)
     assert "bytes in a file of" in one_line(facts.read, str(tmp_path), "qa1", "0k", padded=False)

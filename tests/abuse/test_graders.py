@@ -42,9 +42,10 @@ def test_every_task_is_covered():
     "token",
     [1, *(pytest.param(token, marks=pytest.mark.slow) for token in (None, 10**30))],
 )
-def test_a_million_tokens(name, token):
+def test_many_tokens(name, token):
+    """In time that grows with their number: its square would take minutes."""
     task, samples = sampled(name)
-    for output in ([token] * 10**6, [[token] * 10**6] * len(samples[0].queries)):
+    for output in ([token] * 10**5, [[token] * 10**5] * len(samples[0].queries)):
         start = time.process_time()
         for verdict in check(task, samples[0], output):
             assert len(verdict.why) < 100_000

@@ -82,35 +82,42 @@ NAMES = [
     "\x1b]0;title\x07\x1b[2J",
     "\x9b2J\r\n\t\x00",
 ]
-ONE_BY_ONE = [pytest.param(name, marks=pytest.mark.slow, id=ascii(name)[:30]) for name in NAMES]
+KEYS = ("arch", "task", "setting", "source", "machine", "command", "heading", "preset")
 
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize("name", [pytest.param("".join(NAMES), id="all"), pytest.param(LONG, id="long"), *ONE_BY_ONE])
-@pytest.mark.parametrize("key", ["arch", "task", "setting", "source", "machine", "command", "heading", "preset"])
-def test_names_are_data(play, name, key):
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        *(pytest.param("".join(NAMES), [key], id=f"all-{key}") for key in KEYS),
+        *(pytest.param(LONG, [key], id=f"long-{key}") for key in KEYS),
+        *(pytest.param(name, [*KEYS], id=f"{ascii(name)[:30]}-everywhere") for name in NAMES),
+    ],
+)
+def test_names_are_data(play, name, keys):
     changed = {
         "arch": {"arch": name},
         "task": {"task": {"name": name}},
         "setting": {"task": {"name": "depo", name: name}},
         "preset": {"preset": name},
-    }.get(key, {})
+    }
+    config = {key: value for place in keys for key, value in changed.get(place, {}).items()}
     shutil.rmtree(play / "runs" / "hurt")
-    write_run(play / "runs" / "hurt", evals=[evaluation(50, HALF)], losses=[(5, 1.0)], config=changed)
-    if key == "source":
+    write_run(play / "runs" / "hurt", evals=[evaluation(50, HALF)], losses=[(5, 1.0)], config=config)
+    if "source" in keys:
         sources, rows = {name: (name, 1.0)}, [text_evaluation(5, {name: (1.0, 0.3, 9)})]
         write_text_run(play / "runs" / "other", evals=rows, sources=sources)
-    if key == "machine":
+    if "machine" in keys:
         (play / "runs" / "hurt" / "env.json").write_text(json.dumps({"machine": name, "torch": [name]}))
-    if key in ("command", "heading"):
-        section = {"heading": name if key == "heading" else "", "runs": ["whole", "hurt"]}
+    if {"command", "heading"} & {*keys}:
+        section = {"heading": name if "heading" in keys else "", "runs": ["whole", "hurt"]}
         (play / "play.json").write_text(json.dumps({"title": name, "command": name, "sections": [section]}))
     text, page = shown(play)
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029]", text)
     assert "<script>alert" not in page
     assert "<img" not in page
     assert not re.search("[\u2028\u2029]", "".join(re.findall(r"<script.*?</script>", page, re.DOTALL)))
-    if key not in ("command", "heading"):
+    if not {"command", "heading"} & {*keys}:
         assert max(map(len, text.splitlines())) < 1_000
 
 
@@ -152,9 +159,9 @@ def test_a_damaged_play_folder_is_not_overwritten(play, content):
         _sections(play / "play.json")
 
 
-@pytest.mark.parametrize("name", [pytest.param("".join([*NAMES, "[red]x[/bold]"]), id="all"), *ONE_BY_ONE])
-def test_commands_print_names_in_one_line(play, name, capsys, monkeypatch):
+def test_commands_print_names_in_one_line(play, capsys, monkeypatch):
     monkeypatch.chdir(play)
+    name = "".join([*NAMES, "[red]x[/bold]"])
     shutil.rmtree(play / "runs" / "hurt")
     task = {"name": name, "N": name}
     rows = [evaluation(50, {(name, name): (1, 2)}, measures={f"m{name}": 1.0})]

@@ -165,8 +165,11 @@ def test_bfloat16_is_rounded_once(options, weight_dtype):
     assert_close(got, exact)
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("options", [OPTIONS[0], {}], ids=["all", "default"])
+@pytest.mark.parametrize(
+    ("options", "backend"),
+    [(OPTIONS[0], "aot_eager"), ({}, "aot_eager"), pytest.param(OPTIONS[0], "inductor", marks=pytest.mark.slow)],
+    ids=["all", "default", "generated code"],
+)
 def test_compiles_forward_and_backward_without_graph_breaks(options, backend):
     layer = make(**options)
     x = torch.randn(2, 6, 3, dtype=torch.float64, requires_grad=True)

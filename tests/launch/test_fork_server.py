@@ -20,7 +20,7 @@ def server(tmp_path):
     return fork_server.start(["--version"], os.environ, tmp_path / "first.txt").starter
 
 
-def wait_for(condition, seconds=60):
+def wait_for(condition, seconds=300):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end

@@ -112,11 +112,11 @@ def test_when_one_process_dies_the_others_are_stopped(child, tmp_path):
     log = tmp_path / "logs" / "rank-2.txt"
     log.parent.mkdir()
     log.write_text("of an earlier start\n")
-    deaf = {"seconds": 60, "deaf": True, "handles": ["SIGTERM"]}
-    plan = {"0": {"seconds": 60, "handles": []}, "1": deaf, "2": {"kill": signal.SIGKILL, "says": "step 3\nstep 4"}}
+    deaf = {"seconds": 600, "deaf": True, "handles": ["SIGTERM"]}
+    plan = {"0": {"seconds": 600, "handles": []}, "1": deaf, "2": {"kill": signal.SIGKILL, "says": "step 3\nstep 4"}}
     began = time.monotonic()
     outcome = run(child(plan), 3, log.parent)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 300
     assert outcome == Outcome(137, f"rank 2 was killed by SIGKILL, so the run was ended: step 4 (whole log: {log})")
     assert pids_of(tmp_path) == []
     assert log.read_text() == "of an earlier start\nstep 3\nstep 4\n"
@@ -137,8 +137,9 @@ def test_the_first_process_speaks_for_itself(child, tmp_path):
 
 
 @pytest.mark.parametrize(("code", "says"), [(2, "a warning"), (1, "")])
-def test_a_refusal_by_all_is_reported_only_by_the_first(child, tmp_path, code, says):
+def test_a_refusal_by_all_is_reported_only_by_the_first(child, tmp_path, monkeypatch, code, says):
     """It may be the last to end; it has time to print the reason."""
+    monkeypatch.setattr(processes, "SETTLE_SECONDS", 60.0)
     plan = {"0": {"seconds": 0.2, "code": code}, "1": {"code": code, "says": says}}
     assert run(child(plan), 2, tmp_path / "logs") == Outcome(code)
 
@@ -167,7 +168,9 @@ BOOM, LOST = ["RuntimeError: boom\nand more", False], ["RuntimeError: Connection
     ],
     ids=["second", "first", "second alone", "both", "both refuse", "first refuses", "second refuses"],
 )
-def test_the_first_process_that_failed_is_named(child, tmp_path, plan, code, words):
+def test_the_first_process_that_failed_is_named(child, tmp_path, monkeypatch, plan, code, words):
+    if not any(each.get("seconds") == 60 for each in plan.values()):  # all end by themselves, even on a busy machine
+        monkeypatch.setattr(processes, "SETTLE_SECONDS", 60.0)
     outcome = run(child(plan), 2, tmp_path / "logs")
     message = "" if words is None else f"{words} ended with exit code {code}, so the run was ended: "
     assert outcome.code == code
@@ -203,9 +206,9 @@ def test_a_signal_is_forwarded_once_and_saving_is_waited_for(child, tmp_path, nu
 def test_a_second_ctrl_c_does_not_wait(child, tmp_path):
     when_begun(tmp_path, 2, signal.SIGTERM, signal.SIGINT)
     began = time.monotonic()
-    plan = {str(rank): {"seconds": 60, "saves": 60} for rank in (0, 1)}
+    plan = {str(rank): {"seconds": 600, "saves": 600} for rank in (0, 1)}
     assert run(child(plan), 2, tmp_path / "logs") == Outcome(130)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 300
     assert pids_of(tmp_path) == []
 
 
@@ -365,7 +368,7 @@ def test_a_real_failure_is_reported_last(broken, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_torchrun_reports_it_too(broken):
     with start("torch.distributed.run", "--nproc-per-node", "2", *broken(1)) as process:
-        output, _ = process.communicate(timeout=200)
+        output, _ = process.communicate(timeout=300)
     assert process.returncode == 1
     assert "RuntimeError: no luck" in output.partition("Failures:")[2], output
 
@@ -374,19 +377,19 @@ def test_torchrun_reports_it_too(broken):
 def test_a_real_run_equals_torchruns_bit_for_bit_and_survives_ctrl_c(recipe, tmp_path):
     torchrun = ["torch.distributed.run", "--nproc-per-node", "2", "-m", "canonlm", "train"]
     with start(*torchrun, recipe, "train.steps=60", "--out", str(tmp_path / "torchrun")) as process:
-        output, _ = process.communicate(timeout=200)
+        output, _ = process.communicate(timeout=300)
         assert process.returncode == 0, output
     command = ["canonlm", "launch", recipe, "train.steps=60", "--local", "2", "--out", str(tmp_path / "run")]
     with start(*command) as process:
         while not process.stdout.readline().startswith("step "):
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=100)
+        output, _ = process.communicate(timeout=300)
         assert process.returncode == 130
         assert output.splitlines()[-1].startswith("canonlm: stopped after step ")
         assert output.count("canonlm:") == 1
     with start(*command) as process:
-        output, _ = process.communicate(timeout=200)
+        output, _ = process.communicate(timeout=300)
         assert process.returncode == 0, output
     assert rows(tmp_path / "run") == rows(tmp_path / "torchrun")
 
@@ -399,7 +402,7 @@ def test_a_real_rank_that_is_killed(recipe, tmp_path):
         workers = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
         [second] = [pid for pid in workers if "RANK=1" in _environment(pid)]
         os.kill(int(second), signal.SIGKILL)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=300)
     assert process.returncode == 137
     assert output.splitlines()[-1].startswith("canonlm: rank 1 was killed by SIGKILL, so the run was ended: ")
     assert not [pid for pid in workers if os.path.exists(f"/proc/{pid}")]

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from canonlm.launch.recipes import PUBLISHED, find, recipes
+from canonlm.models.decoder import config_of
 from canonlm.models.published.checkpoint import parse
 from canonlm.models.published.format import check_same
-from canonlm.train.build import build_model
+from canonlm.train.build import build_model, sizes_of
 from canonlm.train.load_config import load
 
 ROWS = {
@@ -75,7 +76,7 @@ def test_optimisation_data_and_batch(name):
 @pytest.mark.parametrize("name", ROWS)
 def test_model(name):
     row, run = ROWS[name], load(find(name))
-    config = build_model(run, "meta").module.config
+    config = config_of(run.arch, sizes_of(run), run.train.seed)
     given = {key: value for key, value in row.items() if value}
     dim = int(row["dim"])
     assert (config.hidden_size, config.num_hidden_layers) == (dim, int(row["n_layers"]))

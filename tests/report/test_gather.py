@@ -122,35 +122,47 @@ def test_skipped_runs_are_named_with_their_folder(tmp_path):
 GARBAGE = bytes(range(256)) * 40
 
 
-@pytest.mark.every(5)
-@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "result.json", "env.json", "data.json", "play.json"])
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda path: path.write_bytes(GARBAGE),
-        lambda path: path.write_bytes(b""),
-        lambda path: path.unlink(missing_ok=True),
-        lambda path: path.write_text("[" * 30_000),
-        lambda path: path.write_text('{"sections": [{"runs": 5}, {"runs": null, "heading": 3}, 7], "arch": "\\ud800"}'),
-        lambda path: path.write_text("- " * 30_000),
-        lambda path: path.write_text("&a {arch: *a, model: *a}"),
-        lambda path: (path.unlink(missing_ok=True), path.mkdir()),
-    ],
-    ids=["garbage", "empty", "missing", "deep", "other", "deeper", "endless", "folder"],
-)
-def test_a_damaged_file_is_named_on_the_page(tmp_path, name, damage):
-    evals = [evaluation(50, HALF)]
-    play_folder(tmp_path, {"whole": {}, "hurt": {"evals": evals}})
-    write_text_run(
-        tmp_path / "runs" / "text", evals=[text_evaluation(5, {"web": (1.0, 0.3, 9)})], contents={"web": "a"}
-    )
-    for folder in [tmp_path] if name == "play.json" else [tmp_path / "runs" / "hurt", tmp_path / "runs" / "text"]:
-        damage(folder / name)
-    page = write_report(tmp_path).read_text()
+DAMAGES = {
+    "garbage": lambda path: path.write_bytes(GARBAGE),
+    "empty": lambda path: path.write_bytes(b""),
+    "missing": lambda path: path.unlink(missing_ok=True),
+    "deep": lambda path: path.write_text("[" * 30_000),
+    "other": lambda path: path.write_text(
+        '{"sections": [{"runs": 5}, {"runs": null, "heading": 3}, 7], "arch": "\\ud800"}'
+    ),
+    "deeper": lambda path: path.write_text("- " * 30_000),
+    "endless": lambda path: path.write_text("&a {arch: *a, model: *a}"),
+    "folder": lambda path: (path.unlink(missing_ok=True), path.mkdir()),
+}
+
+
+def page_of(folder):
+    page = write_report(folder).read_text()
     assert "whole" in {row["run"] for row in numbers(page)}
+    list(tables(load_play(folder)))
+    return {line.partition(":")[0] for line in visible_text(page).splitlines()}
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "result.json", "env.json", "data.json"])
+def test_a_damaged_file_is_named_on_the_page(tmp_path, name):
+    """Of many runs, each with another damage."""
+    play_folder(tmp_path, {"whole": {}, **{kind: {"evals": [evaluation(50, HALF)]} for kind in DAMAGES}})
+    for kind, damage in DAMAGES.items():
+        text = tmp_path / "runs" / f"text-{kind}"
+        write_text_run(text, evals=[text_evaluation(5, {"web": (1.0, 0.3, 9)})], contents={"web": "a"})
+        for folder in (tmp_path / "runs" / kind, text):
+            damage(folder / name)
+    first_words = page_of(tmp_path)
     if name == "config.yaml":
-        assert {"hurt", "text"} <= {line.partition(":")[0] for line in visible_text(page).splitlines()}
-    list(tables(load_play(tmp_path)))
+        assert {*DAMAGES, *(f"text-{kind}" for kind in DAMAGES)} <= first_words
+
+
+@pytest.mark.every(4)
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_page_of_a_damaged_play_folder(tmp_path, damage):
+    play_folder(tmp_path, {"whole": {}})
+    damage(tmp_path / "play.json")
+    page_of(tmp_path)
 
 
 def test_names_that_are_not_text(tmp_path):

@@ -103,8 +103,14 @@ def opened(request, llama, converted):
     return result
 
 
-@pytest.mark.parametrize("batch_size", [1, 7, "auto"])
-@pytest.mark.parametrize("bos", [False, True])
+@pytest.mark.parametrize(
+    ("opened", "bos", "batch_size"),  # every two values together
+    [
+        *(("transformers", False, 1), ("transformers", True, 7), ("transformers", False, "auto")),
+        *(("canonlm", True, 1), ("canonlm", False, 7), ("canonlm", True, "auto")),
+    ],
+    indirect=["opened"],
+)
 def test_scores_and_generates_like_the_harness_with_a_transformers_llama(opened, reference, bos, batch_size):
     lm = CanonLM(opened, bos=bos, batch_size=batch_size)
     assert lm.max_length == CONTEXT
@@ -272,12 +278,15 @@ def greedily(model, ids, most):
     return make_tokenizer().decode(written, skip_special_tokens=True)
 
 
-@pytest.mark.every(5)
-@pytest.mark.parametrize("batch_size", [1, "auto"])
-@pytest.mark.parametrize("bos", [False, True])
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
-    ("arch", "beyond", "whole"),
-    [("llama", False, False), ("llama", True, True), ("gdn2", False, True), ("gdn2+canon", True, True)],
+    ("arch", "beyond", "whole", "bos", "batch_size"),  # every two values together
+    [
+        *(("llama", False, False, False, 1), ("llama", False, False, True, "auto")),
+        *(("llama", True, True, False, "auto"), ("llama", True, True, True, 1)),
+        *(("gdn2", False, True, False, 1), ("gdn2", False, True, True, "auto")),
+        *(("gdn2+canon", True, True, False, "auto"), ("gdn2+canon", True, True, True, 1)),
+    ],
 )
 def test_truncation_of_prompts_beyond_the_context(arch, beyond, whole, bos, batch_size):
     opened, max_new_tokens = subject(arch, torch.float64), 9
