@@ -364,7 +364,7 @@ def test_answer_order_distribution(shape, documents, fits):
 )
 def test_reference_means(difficulty, documents):
     task = tasks.get("brevo", difficulty=difficulty)
-    for split, count, size in (("train", 2000, 20_000), ("test", 500, 5000)):
+    for split, count, size in (("train", 5000, 20_000), ("test", 1000, 5000)):
         length, edge_count, nodes, depth_shares = REFERENCE[difficulty, split]
         docs = documents(task, split, count)
         samples = parsed(task, docs)

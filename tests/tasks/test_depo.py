@@ -199,7 +199,7 @@ def test_training_on_one_number_of_hops(documents):
 @pytest.mark.parametrize("difficulty", sorted(REFERENCE))
 def test_mean_lengths(difficulty, documents):
     task = tasks.get("depo", difficulty=difficulty)
-    for split, count, (mean, error) in zip(("train", "test"), (4000, 500), REFERENCE[difficulty], strict=True):
+    for split, count, (mean, error) in zip(("train", "test"), (12_000, 1500), REFERENCE[difficulty], strict=True):
         lengths = [len(doc) for doc in documents(task, split, count)]
         ours = np.std(lengths) / np.sqrt(count)
         assert abs(np.mean(lengths) - mean) < 4 * np.hypot(ours, error), (split, np.mean(lengths))
