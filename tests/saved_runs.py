@@ -28,9 +28,9 @@ OF_COPYING = {
 }
 
 
-def logits_of(model):
+def logits_of(model, ids=IDS):
     with torch.no_grad():
-        return model.eval()(IDS.to(model.device)).logits
+        return model.eval()(ids.to(model.device)).logits
 
 
 def save_run(folder, raw, steps=(1, 2)):
@@ -46,6 +46,6 @@ def save_run(folder, raw, steps=(1, 2)):
         model.train()(ids, labels=ids).loss.backward()
         optimizer.step()
         checkpoints.save(step, model, optimizer)
-        logits[step] = logits_of(model)
+        logits[step] = logits_of(model, ids)
     checkpoints.close()
     return logits

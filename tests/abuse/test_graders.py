@@ -45,6 +45,7 @@ def test_every_task_is_covered():
 def test_many_tokens(name, token):
     """In time that grows with their number: its square would take minutes."""
     task, samples = sampled(name)
+    check(task, samples[0], [token] * 9)  # compiles what it needs
     for output in ([token] * 10**5, [[token] * 10**5] * len(samples[0].queries)):
         start = time.process_time()
         for verdict in check(task, samples[0], output):
