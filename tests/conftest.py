@@ -1,7 +1,8 @@
-"""Configurations of very small runs, and comparisons of two such runs."""
+"""Configurations of very small runs, comparisons of two such runs, and processes that start quickly."""
 
 import gc
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -145,3 +146,18 @@ def knows():
     from known_model import Knows
 
     return Knows
+
+
+@pytest.fixture(scope="session")
+def start():
+    """`start(target, *args)`: a process with torch already loaded, so that many can be killed quickly."""
+    context = multiprocessing.get_context("forkserver")
+    preloaded = ["canonlm.train.loop", "canonlm.cli", "pytest", "hypothesis", "torch.distributed.fsdp"]
+    context.set_forkserver_preload(preloaded)
+
+    def begin(target, *args):
+        process = context.Process(target=target, args=args, daemon=True)
+        process.start()
+        return process
+
+    return begin

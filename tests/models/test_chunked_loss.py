@@ -320,10 +320,11 @@ def in_the_model():
 
 
 @pytest.mark.slow
-def test_the_head_may_be_sharded_by_rows(tmp_path):
-    ranks = torch.multiprocessing.spawn(on_a_rank, (str(tmp_path),), nprocs=2, join=False)
-    try:
-        assert ranks.join(timeout=1200) or ranks.join(timeout=300)  # it returns when the first of them ends
-    finally:
-        for process in ranks.processes:
-            process.kill()
+def test_the_head_may_be_sharded_by_rows(start, tmp_path):
+    ranks = [start(on_a_rank, rank, str(tmp_path)) for rank in range(2)]
+    for process in ranks:
+        process.join(1200)
+    codes = [process.exitcode for process in ranks]
+    for process in ranks:
+        process.kill()
+    assert codes == [0, 0]

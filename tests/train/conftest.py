@@ -1,6 +1,4 @@
-"""The run that others are compared with, and processes that start quickly."""
-
-import multiprocessing
+"""The run that others are compared with."""
 
 import pytest
 
@@ -13,18 +11,3 @@ def reference(tiny, tmp_path_factory):
     folder = tmp_path_factory.mktemp("reference")
     train(tiny(), folder)
     return folder
-
-
-@pytest.fixture(scope="session")
-def start():
-    """`start(target, *args)`: a process with torch already loaded, so that many can be killed quickly."""
-    context = multiprocessing.get_context("forkserver")
-    preloaded = ["canonlm.train.loop", "canonlm.cli", "pytest", "hypothesis", "torch.distributed.fsdp"]
-    context.set_forkserver_preload(preloaded)
-
-    def begin(target, *args):
-        process = context.Process(target=target, args=args, daemon=True)
-        process.start()
-        return process
-
-    return begin
