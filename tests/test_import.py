@@ -38,7 +38,7 @@ STARTS = [
     ("import canonlm.tasks, canonlm.report, canonlm.launch.recipes, canonlm.train.config, canonlm.launch.grid", ""),
     ("from canonlm.report import claims_page, page, profile_page, results_page", ""),
 ]
-"""What one process does, one after the other, and what it has not imported by then, besides torch and transformers."""
+"""Steps of one process, and what it has not imported after each of them, besides torch and transformers."""
 
 
 def test_starts_are_light():

@@ -145,7 +145,7 @@ def page_of(folder):
 
 @pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "result.json", "env.json", "data.json"])
 def test_a_damaged_file_is_named_on_the_page(tmp_path, name):
-    """Of many runs, each with another damage."""
+    """There are many runs, each with another damage."""
     play_folder(tmp_path, {"whole": {}, **{kind: {"evals": [evaluation(50, HALF)]} for kind in DAMAGES}})
     for kind, damage in DAMAGES.items():
         text = tmp_path / "runs" / f"text-{kind}"
