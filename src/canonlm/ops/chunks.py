@@ -77,20 +77,24 @@ def scan(borders: Tensor, decay: Tensor, *, backwards: bool = False) -> None:
         after[n].addcmul_(decay[n], before[n])
 
 
-def differentiable(forward: Any, backward: Callable[..., tuple[Tensor, ...]], definition: Callable[..., Any]) -> None:
-    """Give `forward`, the custom operator of a recurrence in chunks, its derivatives.
+def save_inputs(ctx: Any, inputs: Any, output: Any) -> None:
+    """Save in the forward all that `derivatives` reads."""
+    ctx.count = sum(x is None or isinstance(x, Tensor) for x in inputs)
+    ctx.numbers = inputs[ctx.count : -1]
+    ctx.save_for_backward(*inputs[: ctx.count], *output[2:])
+    ctx.mark_non_differentiable(*output[2:])
+    ctx.set_materialize_grads(False)  # those of the states would be large tensors of zeros
 
-    forward(q, k, v, …, borders, state, *numbers, chunk) returns the output, the next state, and tensors for
-    backward(doutput, dstate, q, k, v, …, borders, *tensors, *numbers), which returns the gradients of q, k, v, … and
-    the state. definition(q, k, v, …, borders, state, *numbers): the recurrence, for derivatives of derivatives.
+
+def derivatives(
+    backward: Callable[..., tuple[Tensor, ...]], definition: Callable[..., Any]
+) -> Callable[..., tuple[Tensor | None, ...]]:
+    """The backward of the custom operator of a recurrence in chunks, for `register_autograd` with `save_inputs`.
+
+    The operator forward(q, k, v, …, borders, state, *numbers, chunk) returns the output, the next state, and tensors
+    for backward(doutput, dstate, q, k, v, …, borders, *tensors, *numbers), which returns the gradients of q, k, v, …
+    and the state. definition(q, k, v, …, borders, state, *numbers): the recurrence, for derivatives of derivatives.
     """
-
-    def save(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.count = sum(x is None or isinstance(x, Tensor) for x in inputs)
-        ctx.numbers = inputs[ctx.count : -1]
-        ctx.save_for_backward(*inputs[: ctx.count], *output[2:])
-        ctx.mark_non_differentiable(*output[2:])
-        ctx.set_materialize_grads(False)  # those of the states would be large tensors of zeros
 
     def differentiate(ctx: Any, doutput: Tensor | None, dstate: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors  # read once: activation checkpointing allows it only once
@@ -102,4 +106,4 @@ def differentiable(forward: Any, backward: Callable[..., tuple[Tensor, ...]], de
         *dinputs, dstate = backward(doutput, dstate, *inputs[:-1], *tensors, *ctx.numbers)
         return *dinputs, None, dstate, *(None for _ in ctx.numbers), None
 
-    forward.register_autograd(differentiate, setup_context=save)
+    return differentiate

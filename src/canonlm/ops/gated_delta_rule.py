@@ -15,7 +15,7 @@ from torch import Tensor
 
 from canonlm.ops import fla
 from canonlm.ops.autocast import outside_autocast
-from canonlm.ops.chunks import decays, differentiable, from_chunks, pad_to_chunks, segments, starts, to_chunks
+from canonlm.ops.chunks import decays, derivatives, from_chunks, pad_to_chunks, save_inputs, segments, starts, to_chunks
 from canonlm.ops.selftest import SHAPE, Inputs, Kernel, judge, log_decays, normal, states
 from canonlm.ops.steps import by_steps, run_steps
 from canonlm.ops.varlen import Documents
@@ -227,7 +227,7 @@ def _definition(q, k, v, g, beta, docs, state, scale):
     return gated_delta_rule_recurrent(q, k, v, g, beta, scale=scale, state_BHKV=state, doc_ids_BT=docs[:, 1:])
 
 
-differentiable(_forward, _backward, _definition)
+_forward.register_autograd(derivatives(_backward, _definition), setup_context=save_inputs)
 
 
 class _Local(NamedTuple):

@@ -18,7 +18,17 @@ from torch import Tensor
 
 from canonlm.ops import fla
 from canonlm.ops.autocast import outside_autocast
-from canonlm.ops.chunks import decays, differentiable, from_chunks, pad_to_chunks, scan, segments, starts, to_chunks
+from canonlm.ops.chunks import (
+    decays,
+    derivatives,
+    from_chunks,
+    pad_to_chunks,
+    save_inputs,
+    scan,
+    segments,
+    starts,
+    to_chunks,
+)
 from canonlm.ops.selftest import SHAPE, Inputs, Kernel, judge, log_decays, normal, states
 from canonlm.ops.steps import by_steps, run_steps
 from canonlm.ops.varlen import Documents
@@ -207,7 +217,7 @@ def _definition(q, k, v, g, starts, state):
     return gated_linear_attention_recurrent(q, k, v, g, scale=1.0, state_BJKV=state, doc_ids_BT=doc_ids)
 
 
-differentiable(_forward, _backward, _definition)
+_forward.register_autograd(derivatives(_backward, _definition), setup_context=save_inputs)
 
 
 def _segment(q, k, v, g, starts, tokens: slice, chunk: int) -> tuple[Tensor, ...]:

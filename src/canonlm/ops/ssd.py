@@ -14,7 +14,17 @@ from torch import Tensor
 
 from canonlm.ops import fla
 from canonlm.ops.autocast import outside_autocast
-from canonlm.ops.chunks import decays, differentiable, from_chunks, pad_to_chunks, scan, segments, starts, to_chunks
+from canonlm.ops.chunks import (
+    decays,
+    derivatives,
+    from_chunks,
+    pad_to_chunks,
+    save_inputs,
+    scan,
+    segments,
+    starts,
+    to_chunks,
+)
 from canonlm.ops.selftest import SHAPE, Inputs, Kernel, judge, log_decays, normal, states
 from canonlm.ops.steps import by_steps, run_steps
 from canonlm.ops.varlen import Documents
@@ -199,7 +209,7 @@ def _gradients(dy, dstate, q, k, v, g, starts, entering, states):
     return tuple(x.new_empty(x.shape) for x in (q, k, v, g, dstate))
 
 
-differentiable(_forward, _backward, _recurrent)
+_forward.register_autograd(derivatives(_backward, _recurrent), setup_context=save_inputs)
 
 
 def _segment(q, k, v, g, starts, tokens: slice, chunk: int) -> tuple[Tensor, ...]:
