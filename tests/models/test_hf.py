@@ -17,8 +17,9 @@ from canonlm.core.user_code import load
 from canonlm.models import hf
 from canonlm.models import loss as losses
 from canonlm.models.build import complete_name
+from canonlm.models.cache import positions_in_documents
 from canonlm.models.causality import check
-from canonlm.models.hf import library_model, outside_model, positions
+from canonlm.models.hf import library_model, outside_model
 from canonlm.models.initialize import generator_for
 from canonlm.models.interface import Sizes
 
@@ -176,7 +177,7 @@ def test_router_loss_is_a_mean_over_targets():
 
 def test_positions_restart_with_documents():
     doc_ids = torch.tensor([[4, 4, 4, 7, 7, 4], [0, 1, 1, 2, 2, 2]])
-    assert positions(doc_ids).tolist() == [[0, 1, 2, 0, 1, 0], [0, 0, 1, 0, 1, 2]]
+    assert positions_in_documents(doc_ids, None).tolist() == [[0, 1, 2, 0, 1, 0], [0, 0, 1, 0, 1, 2]]
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3", "gemma3_text", "olmo3"])

@@ -18,7 +18,8 @@ from transformers import PreTrainedModel
 
 from canonlm.canon import sites as site_grammar
 from canonlm.canon.sites import Variant
-from canonlm.canonize.canonized_model import CanonizedModel, canonized_class, host_class
+from canonlm.canonize.canonized_model import CanonizedModel, canonized_class
+from canonlm.canonize.derived import plain_class
 from canonlm.canonize.install import install, remove
 from canonlm.canonize.placement import Place, place
 from canonlm.core.errors import expected
@@ -68,7 +69,7 @@ def decanonize(model: Host) -> Host:
     canonized: Any = model
     ending = f"+canon={canonized.canon_sites}"
     remove(model)
-    canonized.__class__ = host_class(type(model))
+    canonized.__class__ = plain_class(type(model))
     # The folder that a canonized model was loaded from does not hold the host.
     _rename(model, model.name_or_path.removesuffix(ending) if model.name_or_path.endswith(ending) else "")
     return model

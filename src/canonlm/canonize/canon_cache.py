@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, StaticCache
 
+from canonlm.canonize.derived import Derived, derived
 from canonlm.core.errors import unsupported
 
 
@@ -21,7 +22,7 @@ def _last_real(state: Tensor, kernel: int) -> Tensor:
     return state.gather(2, order.expand(-1, state.shape[1], -1)).masked_fill(~real.gather(2, order), 0)
 
 
-class CanonCache:
+class CanonCache(Derived):
     """A mixin, placed before the class of a cache. A state is `[B, C, K]`: the last K inputs of a Canon layer, time
     last; longer while the past is recorded.
 
@@ -35,33 +36,6 @@ class CanonCache:
     canon_parts: dict[str, tuple[str, int, int]]
     canon_records: bool
     canon_static: bool
-
-    def read_canon(self, key: str, kernel: int) -> Tensor | None:
-        if key in self.canon_parts:
-            block, first, end = self.canon_parts[key]
-            return self.canon_packed[block][:, first:end]
-        state = self.canon_states.get(key)
-        return state if state is None or not self.canon_records else _last_real(state, kernel)
-
-    def write_canon(self, key: str, state: Tensor, inputs_BTC: Tensor, real_BT: Tensor | None) -> None:
-        """Store the state after these inputs. real_BT: False at padding."""
-        if key in self.canon_parts:
-            block, first, end = self.canon_parts[key]
-            if not state.requires_grad:
-                self.canon_packed[block][:, first:end].copy_(state)
-                return
-            CanonCache.unpack_canon(self)
-        old = self.canon_states.get(key)
-        if self.canon_records:
-            # Tokens may be removed again (prompt lookup): every input is kept until `crop` shortens the state. Padding
-            # has a column, too, of NaN: drafts may contain the padding token, which the library then masks.
-            past = torch.zeros_like(state) if old is None else old
-            new = inputs_BTC if real_BT is None else inputs_BTC.masked_fill(~real_BT[..., None], torch.nan)
-            self.canon_states[key] = torch.cat([past, new.transpose(1, 2)], dim=-1)
-        elif self.canon_static and old is not None and not state.requires_grad:
-            old.copy_(state)  # in place: a CUDA graph reads it from the same address every time
-        else:
-            self.canon_states[key] = state
 
     def pack_canon(self) -> None:
         """After the first forward of a static cache: from then on, states do not move in memory."""
@@ -139,28 +113,6 @@ class CanonCache:
         for key, state in self.canon_states.items():
             self.canon_states[key] = state[indices, ...]
 
-    def __reduce__(self) -> Any:  # pickle cannot find a class created at run time
-        return _new, (_class_before(type(self)),), vars(self)
-
-
-@functools.cache
-def _class_with_canon(cache_class: Any) -> Any:
-    names = {
-        "__module__": cache_class.__module__,
-        "__qualname__": cache_class.__qualname__,
-        "__doc__": cache_class.__doc__,
-    }
-    return type(cache_class.__name__, (CanonCache, cache_class), names)
-
-
-def _class_before(cache_class: type) -> type:
-    return cache_class.__bases__[1]
-
-
-def _new(cache_class: Any) -> Any:
-    made = _class_with_canon(cache_class)
-    return made.__new__(made)
-
 
 _MOVING = (
     "activate_past_recording",
@@ -207,19 +159,40 @@ def adopt(cache: Any) -> None:
         cache.canon_static = isinstance(cache, StaticCache)
     if not torch.compiler.is_compiling():
         plain: Any = type(cache)
-        cache.__class__ = _class_with_canon(plain)
+        cache.__class__ = derived(CanonCache, plain)
 
 
 def holds_any(cache: Any) -> bool:
     return bool(cache.canon_states or cache.canon_parts)
 
 
-def read(cache: Cache, key: str, kernel: int) -> Tensor | None:
-    return CanonCache.read_canon(cache, key, kernel)  # type: ignore[arg-type]
+def read(cache: Any, key: str, kernel: int) -> Tensor | None:
+    if key in cache.canon_parts:
+        block, first, end = cache.canon_parts[key]
+        return cache.canon_packed[block][:, first:end]
+    state = cache.canon_states.get(key)
+    return state if state is None or not cache.canon_records else _last_real(state, kernel)
 
 
-def write(cache: Cache, key: str, state: Tensor, inputs_BTC: Tensor, real_BT: Tensor | None) -> None:
-    CanonCache.write_canon(cache, key, state, inputs_BTC, real_BT)  # type: ignore[arg-type]
+def write(cache: Any, key: str, state: Tensor, inputs_BTC: Tensor, real_BT: Tensor | None) -> None:
+    """Store the state after these inputs. real_BT: False at padding."""
+    if key in cache.canon_parts:
+        block, first, end = cache.canon_parts[key]
+        if not state.requires_grad:
+            cache.canon_packed[block][:, first:end].copy_(state)
+            return
+        CanonCache.unpack_canon(cache)
+    old = cache.canon_states.get(key)
+    if cache.canon_records:
+        # Tokens may be removed again (prompt lookup): every input is kept until `crop` shortens the state. Padding
+        # has a column, too, of NaN: drafts may contain the padding token, which the library then masks.
+        past = torch.zeros_like(state) if old is None else old
+        new = inputs_BTC if real_BT is None else inputs_BTC.masked_fill(~real_BT[..., None], torch.nan)
+        cache.canon_states[key] = torch.cat([past, new.transpose(1, 2)], dim=-1)
+    elif cache.canon_static and old is not None and not state.requires_grad:
+        old.copy_(state)  # in place: a CUDA graph reads it from the same address every time
+    else:
+        cache.canon_states[key] = state
 
 
 def settle(cache: Cache | None) -> None:

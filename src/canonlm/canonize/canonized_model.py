@@ -5,7 +5,6 @@ has `model_type: canon_host`, the host's configuration one level down, and a fie
 """
 
 import copy
-import functools
 import json
 import shutil
 from pathlib import Path
@@ -19,6 +18,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from canonlm.canon.layer import CanonLayer
 from canonlm.canon.sites import parse
 from canonlm.canonize import canon_cache
+from canonlm.canonize.derived import Derived, derived
 from canonlm.canonize.install import install
 from canonlm.canonize.placement import place
 from canonlm.core.bundle import flat, flat_modules, write_modules
@@ -40,9 +40,10 @@ NOT_ITS_OWN = "a canonized model's: import canonlm, then AutoModelForCausalLM.fr
 shows this text. It reads the folder's configuration without an error, as PEFT and others do."""
 
 
-class CanonizedModel:
+class CanonizedModel(Derived):
     """A mixin, placed before the class of a host."""
 
+    canon_attributes = ("canon_sites",)
     canon_sites = ""
 
     def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
@@ -106,9 +107,6 @@ class CanonizedModel:
         what = "generate: continuous batching has no place for the states of Canon layers"
         raise expected("generate_batch", what, type(self).__name__)
 
-    def __reduce__(self) -> Any:  # pickle cannot find a class created at run time
-        return _new_model, (host_class(type(self)), self.canon_sites), vars(self)
-
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict, *args: Any, **kwargs: Any
     ) -> Any:
@@ -121,20 +119,8 @@ class CanonizedModel:
         return made
 
 
-@functools.cache
 def canonized_class(model_class: type, sites: str) -> Any:
-    # Name and module too: the library looks up a class by them, and takes classes of other modules for remote code.
-    names = {name: getattr(model_class, name) for name in ("__module__", "__qualname__", "__doc__")}
-    return type(model_class.__name__, (CanonizedModel, model_class), {**names, "canon_sites": sites})
-
-
-def _new_model(model_class: Any, sites: str) -> Any:
-    made = canonized_class(model_class, sites)
-    return made.__new__(made)
-
-
-def host_class(canonized: type) -> Any:
-    return canonized.__bases__[1]
+    return derived(CanonizedModel, model_class, canon_sites=sites)
 
 
 class CanonHostConfig(PreTrainedConfig):

@@ -6,7 +6,7 @@ MLP).
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -125,10 +125,19 @@ def _size(module: Any, names: tuple[str, str], dim: int) -> int:
     return next((size for size in sizes if isinstance(size, int)), 0) or module.weight.shape[dim]
 
 
-def _lists_of_blocks(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """The lists of modules that the library does not split (`_no_split_modules`), else the largest list."""
+def blocks_in(model: nn.Module, lists: dict[str, nn.ModuleList], size: Callable[[str], Any]) -> dict[str, nn.Module]:
+    """The modules in those lists that the library does not split (`_no_split_modules`), else in the largest list."""
     models = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
     unsplit = {name for part in models for name in getattr(part, "_no_split_modules", None) or []}
+    named = {name: part for name, part in lists.items() if {type(block).__name__ for block in part} <= unsplit}
+    if not named and lists:
+        largest = max(lists, key=size)
+        named = {largest: lists[largest]}
+    outermost = [name for name in named if not any(name.startswith(f"{other}.") for other in named)]
+    return {f"{name}.{index}": block for name in outermost for index, block in enumerate(named[name])}
+
+
+def _lists_of_blocks(model: PreTrainedModel) -> dict[str, nn.Module]:
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
     if not any(isinstance(part, nn.ModuleList) for part in decoder.modules()):
         decoder = model  # some models call their head the decoder
@@ -139,12 +148,7 @@ def _lists_of_blocks(model: PreTrainedModel) -> dict[str, nn.Module]:
         for name, part in decoder.named_modules()
         if isinstance(part, nn.ModuleList) and len(part)
     }
-    named = {name: part for name, part in lists.items() if {type(block).__name__ for block in part} <= unsplit}
-    if not named and lists:
-        largest = max(lists, key=lambda name: sum(p.numel() for p in lists[name].parameters()))
-        named = {largest: lists[largest]}
-    outermost = [name for name in named if not any(name.startswith(f"{other}.") for other in named)]
-    blocks = {f"{name}.{index}": block for name in outermost for index, block in enumerate(named[name])}
+    blocks = blocks_in(model, lists, lambda name: sum(p.numel() for p in lists[name].parameters()))
     inner = {
         path: next((name for name in INNER_BLOCKS if name in block._modules), "") for path, block in blocks.items()
     }

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from canonlm.canon.gated import gated_on_cpu
 from canonlm.canonize import canon_cache
-from canonlm.canonize.hooks import OutputHook, Site, derived, new_derived, part_at, run, running
+from canonlm.canonize.derived import Derived, derived, plain_class
+from canonlm.canonize.hooks import OutputHook, Site, part_at, run, running
 from canonlm.ops.causal_conv import conv_state
 
 PROJECTIONS = ("gate_proj", "up_proj")
@@ -28,7 +29,7 @@ FORWARDS = (
 )
 
 
-class CanonGatedMlp:
+class CanonGatedMlp(Derived):
     """A mixin, placed before the class of an MLP."""
 
     canon_site: "GatedSite"
@@ -40,9 +41,6 @@ class CanonGatedMlp:
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         [x] = (*args, *kwargs.values())
         return self.down_proj(self.canon_site.run(self.gate_proj(x), self.up_proj(x), self.act_fn))
-
-    def __reduce__(self) -> Any:  # pickle cannot find a class created at run time
-        return new_derived, (CanonGatedMlp, type(self).__bases__[1]), vars(self)
 
 
 class GatedSite:
@@ -87,7 +85,7 @@ class GatedSite:
         if isinstance(mlp, CanonGatedMlp):
             part: Any = mlp
             del part.canon_site
-            part.__class__ = type(part).__bases__[1]
+            part.__class__ = plain_class(type(part))
             if "_old_forward" in vars(part):  # of accelerate
                 part._old_forward = types.MethodType(type(part).forward, part)
 

@@ -25,7 +25,7 @@ class Channels:
 
 
 def channels_of(mixer: nn.Module, projection: nn.Module, role: str) -> dict[str, Channels] | None:
-    """The channels of a projection by letter; None if they are not known. role: as in `hosts.ROLES`."""
+    """The channels of a projection by letter; None if they are not known. role: as in `find_modules.ROLES`."""
     width, name = channels_out(projection), type(mixer).__name__
     size: Any = mixer
     if role != "QKV":

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import Cache
 
 from canonlm.canonize import canon_cache
+from canonlm.canonize.derived import Derived, derived, plain_class
 from canonlm.canonize.fused_projections import Channels
 from canonlm.canonize.token_layout import Layout, layout_of
 from canonlm.core.errors import InvalidSetting, expected
@@ -112,7 +113,7 @@ def _place(x: Tensor) -> tuple[Any, torch.Size]:
     return x.storage_offset(), x.shape
 
 
-class CanonBlock:
+class CanonBlock(Derived):
     """A mixin, placed before the class of a block."""
 
     canon_host: Hosted
@@ -146,22 +147,6 @@ class CanonBlock:
             return output
         finally:
             call.end()
-
-    def __reduce__(self) -> Any:  # pickle cannot find a class created at run time
-        return new_derived, (CanonBlock, type(self).__bases__[1]), vars(self)
-
-
-@functools.cache
-def derived(before: Any, plain: Any) -> Any:
-    """A subclass of the module class `plain`, with the mixin `before` placed before it."""
-    # Name and module too: the library uses them to find out what may not be split, and whose code this is.
-    names = ("__module__", "__qualname__", "__doc__")
-    return type(plain.__name__, (before, plain), {name: getattr(plain, name) for name in names})
-
-
-def new_derived(before: Any, plain: Any) -> Any:
-    made = derived(before, plain)
-    return made.__new__(made)
 
 
 def run(block: nn.Module, name: str, x: Tensor, mixer_input: Tensor | None = None) -> Tensor:
@@ -293,7 +278,7 @@ def wrap_block(block: nn.Module, host: Hosted, index: int) -> None:
 def unwrap_block(block: nn.Module) -> None:
     for name in [name for name in block._modules if name.startswith("canon_")]:
         delattr(block, name)
-    block.__class__ = type(block).__bases__[1]
+    block.__class__ = plain_class(type(block))
     for site in block.canon_bound:  # type: ignore[union-attr]
         site.remove()
     for name in ("canon_host", "canon_index", "canon_bound", "canon_ends"):

@@ -187,9 +187,7 @@ def _within(annotation: Any, key: str) -> tuple[FieldInfo | None, Any]:
         return None, get_args(annotation)[1]
     if (field := annotation.model_fields.get(key)) is None:
         return None, None
-    options = [option for option in get_args(field.annotation) if option is not NoneType]
-    optional = isinstance(field.annotation, UnionType) and len(options) == 1
-    return field, options[0] if optional else field.annotation
+    return field, _optional(field.annotation)[0]
 
 
 def _expectation(field: FieldInfo | None, first: Any) -> str:

@@ -23,8 +23,10 @@ from transformers.pytorch_utils import Conv1D
 from canonlm.canon import sites as canon_sites
 from canonlm.canon.layer import CanonLayer
 from canonlm.canonize import canonize
+from canonlm.canonize.find_modules import blocks_in
 from canonlm.core.errors import InvalidSetting, expected
 from canonlm.models import loss as losses
+from canonlm.models.cache import positions_in_documents
 from canonlm.models.generation import Generation
 from canonlm.models.hf_small_configs import causal_config, fla_config, refusal
 from canonlm.models.initialize import generator_for
@@ -156,7 +158,7 @@ class ForeignModel(LanguageModel):
             if "doc_ids" in self._accepts:
                 kwargs["doc_ids"] = doc_ids
             if "position_ids" in self._accepts:
-                kwargs["position_ids"] = positions(doc_ids)
+                kwargs["position_ids"] = positions_in_documents(doc_ids, None)
         return self.module(input_ids=input_ids, **kwargs)
 
     def _head(self) -> nn.Linear | None:
@@ -276,7 +278,7 @@ class FlaModel(ForeignModel):
     def _forward(self, input_ids: Tensor, doc_ids: Tensor | None) -> Any:
         if doc_ids is None:
             return super()._forward(input_ids, None)
-        starts = (positions(doc_ids).flatten() == 0).nonzero()[:, 0]
+        starts = (positions_in_documents(doc_ids, None).flatten() == 0).nonzero()[:, 0]
         borders = nn.functional.pad(starts, (0, 1), value=input_ids.numel()).int()
         outputs = self.module(input_ids=input_ids.view(1, -1), cu_seqlens=borders, use_cache=False)
         if outputs.logits.ndim:  # else it is the loss, computed in place of the head
@@ -284,25 +286,11 @@ class FlaModel(ForeignModel):
         return outputs
 
 
-def positions(doc_ids: Tensor) -> Tensor:
-    """Positions that restart with every document: `[B, T]`."""
-    index = torch.arange(doc_ids.shape[1], device=doc_ids.device).expand_as(doc_ids)
-    starts = nn.functional.pad(doc_ids[:, 1:] != doc_ids[:, :-1], (1, 0), value=True)
-    return index - torch.where(starts, index, 0).cummax(dim=1).values
-
-
 def find_blocks(module: nn.Module) -> dict[str, nn.Module]:
     """The lists of modules that the library does not split (`_no_split_modules`), else the longest list of equal
     modules, else the model's children."""
-    models = [part for part in module.modules() if isinstance(part, PreTrainedModel)]
-    unsplit = {name for model in models for name in getattr(model, "_no_split_modules", None) or []}
     lists = {name: part for name, part in module.named_modules() if isinstance(part, nn.ModuleList) and len(part)}
-    named = {name: part for name, part in lists.items() if {type(block).__name__ for block in part} <= unsplit}
-    if not named and lists:
-        longest = max(lists, key=lambda name: (len(lists[name]), -name.count(".")))
-        named = {longest: lists[longest]}
-    outermost = [name for name in named if not any(name.startswith(f"{other}.") for other in named)]
-    blocks = {f"{name}.{index}": block for name in outermost for index, block in enumerate(named[name])}
+    blocks = blocks_in(module, lists, lambda name: (len(lists[name]), -name.count(".")))
     owners = Counter(parameter for block in blocks.values() for parameter in set(block.parameters()))
     if max(owners.values(), default=1) > 1:  # shared parameters cannot be sharded block by block
         whole_model = str(module.base_model_prefix)

@@ -1,7 +1,7 @@
 """The interface of models: training, sharding, planning, evaluating and saving use nothing else.
 
 `canonlm.models.build` makes these from names; our decoder (`decoder.py`), any causal model of transformers or
-flash-linear-attention and modules from users' files (`foreign.py`) implement them.
+flash-linear-attention and modules from users' files (`hf.py`) implement them.
 
 Shapes: B batch, T time, V vocabulary. Targets are what follows each token (already shifted), or -100.
 """

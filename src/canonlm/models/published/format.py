@@ -11,24 +11,19 @@ from transformers import PreTrainedConfig
 
 from canonlm.core.errors import expected, refused
 from canonlm.models.config import CanonLMConfig
+from canonlm.models.names import GROUPS
 from canonlm.models.published.rename import Names
 
 _HOUSEKEEPING = {"architectures", "auto_map", "torch_dtype", "dtype", "transformers_version", "_name_or_path"}
 """Written by the library into every configuration; they do not change what a model computes."""
 
 _NOT_COMPUTED_WITH = {
-    *("canon_sets", "canon_frozen", "num_experts", "expert_capacity", "router_loss_weight", "attention_dropout"),
-    *("z_loss", "z_loss_weight"),
-    *("initializer", "initializer_range", "init_base_std", "init_std_factor", "init_seed", "zeyuan_layernorm"),
-    *("use_cache", "max_position_embeddings", "pad_token_id", "bos_token_id", "eos_token_id", "arch"),
+    *GROUPS["training"],
+    *(GROUPS["unnamed"] - {"intermediate_size"}),
+    *("init_seed", "max_position_embeddings", "zeyuan_layernorm", "attention_dropout"),
+    *("canon_sets", "canon_frozen", "num_experts", "expert_capacity"),
 }
 """Our fields that an export may lose: initial weights, losses, generation, and what another field decides."""
-
-_OF_ATTENTION = {
-    *("num_attention_heads", "num_key_value_heads", "head_dim", "attention_bias", "qk_norm"),
-    *("rope_theta", "rope_dim", "rope_heads", "alibi"),
-}
-"""Our fields that other mixers do not read; `conv_kernel` is one that attention does not."""
 
 
 def check_same(kind: str, config: CanonLMConfig, back: CanonLMConfig) -> None:
@@ -36,7 +31,8 @@ def check_same(kind: str, config: CanonLMConfig, back: CanonLMConfig) -> None:
     keys = {"mixers"}
     if config.mixers == back.mixers:
         keys = {field.name for field in fields(CanonLMConfig)} - {field.name for field in fields(PreTrainedConfig)}
-        keys -= _NOT_COMPUTED_WITH | ({"conv_kernel"} if config.mixer(0) == "attention" else _OF_ATTENTION)
+        of_attention = GROUPS["attention"] | {"num_attention_heads"}  # other mixers do not read these
+        keys -= _NOT_COMPUTED_WITH | ({"conv_kernel"} if config.mixer(0) == "attention" else of_attention)
         keys = (keys - {"mixer_options"}) | {f"mixer.{option}" for option in vars(config.options(0))}
     pairs = {key: (_meaning(config, key), _meaning(back, key)) for key in sorted(keys)}
     lost = [str(expected(key, _shown(held), value)) for key, (value, held) in pairs.items() if value != held]
