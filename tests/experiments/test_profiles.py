@@ -10,7 +10,9 @@ from canonlm import cli
 from canonlm.experiments import grid, schema
 from canonlm.experiments.plan import plan
 from canonlm.experiments.profile import profile, runs_of
-from canonlm.launch.plan import START_SECONDS, Pace, tokens_of
+from canonlm.launch.grid import PlannedRun
+from canonlm.launch.plan import START_SECONDS, tokens_of
+from canonlm.launch.play import Progress, grid_time_left
 from canonlm.runs.load import Result, Run
 from canonlm.runs.rows import Count, Evaluation
 from canonlm.train.build import build_model
@@ -94,20 +96,21 @@ def test_a_changed_file_of_a_block_is_another_run(tmp_path):
     assert names[0] == names[2] != names[1]
 
 
-def test_time_left_follows_from_timed_steps_and_then_from_finished_runs():
-    now = [0.0]
+def test_time_left_follows_from_timed_steps_and_then_from_finished_runs(tmp_path):
     runs = runs_of(profile(ARCHS, ["depo"], quick=True, seeds=2), {})
-    tokens = tokens_of(runs[0].config)
-    pace = Pace(2, lambda config: {"llama": 90, "llama+canon": 190}[config.arch] / tokens, lambda: now[0])
+    grid = [Progress(PlannedRun(run.name, tmp_path / run.name, run.config)) for run in runs]
+    tokens, steps = tokens_of(runs[0].config), runs[0].config.train.steps
+
+    def left(grid):
+        return grid_time_left(grid, 2, lambda config: {"llama": 90, "llama+canon": 190}[config.arch] / tokens)
+
     assert START_SECONDS == 10
-    assert pace.left(runs) == pytest.approx((100 + 100 + 200 + 200) / 2)
-    pace.started(runs[0].name)
-    now[0] = 50.0
-    assert pace.left(runs) == pytest.approx((50 + 100 + 200 + 200) / 2)
-    now[0] = 150.0  # 1.5 times the estimate
-    pace.ended(runs[0].name, runs[0].config, True)
-    assert pace.left(runs, {runs[0].name}) == pytest.approx(1.5 * (100 + 200 + 200) / 2)
-    assert pace.left(runs, {run.name for run in runs[:3]}) == pytest.approx(1.5 * 200)  # one job is idle
+    assert left(grid) == pytest.approx((100 + 100 + 200 + 200) / 2)
+    grid[0].state, grid[0].step = "running", steps // 2
+    assert left(grid) == pytest.approx((90 * (1 - steps // 2 / steps) + 100 + 200 + 200) / 2)
+    grid[0].state, grid[0].seconds = "finished", 150.0  # 1.5 times the estimate
+    assert left(grid) == pytest.approx(1.5 * (100 + 200 + 200) / 2)
+    assert left([grid[0], grid[3]]) == pytest.approx(1.5 * 200)  # one job is idle
 
 
 SETTINGS = """

@@ -45,7 +45,7 @@ def test_a_run_is_the_same_bit_for_bit(tiny, tmp_path):
         create_folder(tmp_path / f"seed{seed}", config)
         runs.append(PlannedRun(f"seed{seed}", tmp_path / f"seed{seed}", config))
     assert local.can_fork([], config.train.num_threads)
-    started = [local.start_process(run, slot, []) for slot, run in enumerate(runs)]
+    started = [local.start_process(run, slot, [], os.environ) for slot, run in enumerate(runs)]
     assert [type(process) for process in started] == [fork_server.Started] * 2
     assert [process.wait() for process in started] == [0, 0]
     for run in runs:

@@ -20,7 +20,7 @@ from slurm_cluster import cluster, missing
 import canonlm
 from canonlm.cli import main
 from canonlm.launch import slurm
-from canonlm.launch.slurm import Job, Workers, parse, split
+from canonlm.launch.slurm import parse, split, training, workers
 from canonlm.runs.rows import TIMINGS
 from canonlm.train.config import resolve
 from canonlm.train.load_config import create_folder
@@ -116,7 +116,7 @@ def options(script):
 def test_the_script(config, tmp_path):
     """The options are sbatch's, with submitit's defaults for the others."""
     given = ["nodes=16", "gpus=8", "cpus_per_task=12", "account=7", "qos=long", "time=24:00:00", "reservation=r"]
-    script = Job(config, tmp_path / "a run", parse(given), main).script
+    script = training(config, tmp_path / "a run", parse(given), main).script
     launch = tmp_path / "a run" / "launch" / "1"
     assert options(script) == {
         **{"nodes": "16", "gpus-per-node": "8", "ntasks-per-node": "8", "cpus-per-task": "12", "time": "1440"},
@@ -128,18 +128,18 @@ def test_the_script(config, tmp_path):
     [srun] = [line for line in script.splitlines() if line.startswith("srun ")]
     assert "--kill-on-bad-exit=1 --cpus-per-task=12" in srun
     assert list(tmp_path.iterdir()) == []
-    delayed = Job(config, tmp_path, parse(["tasks=2", "time=9", "signal_delay_s=30"]), main).script
+    delayed = training(config, tmp_path, parse(["tasks=2", "time=9", "signal_delay_s=30"]), main).script
     assert options(delayed)["signal"] == "USR2@30"
     assert "gpus-per-node" not in options(delayed)
 
 
 def test_the_script_of_workers(tmp_path):
     """The script is an array of jobs; a worker that ends does not end the others of its job."""
-    script = Workers(tmp_path, ["work", "."], 16, parse(["gpus=2", "time=60", "qos=long"]), main).script
+    script = workers(tmp_path, ["work", "."], 16, parse(["gpus=2", "time=60", "qos=long"]), main).script
     expected = {"array": "0-15%16", "gpus-per-node": "2", "ntasks-per-node": "2", "qos": "long", "time": "60"}
     assert options(script).items() >= expected.items()
     assert "--kill-on-bad-exit" not in script
-    assert options(Workers(tmp_path, [], 1, parse(["tasks=1", "time=9"]), main).script).get("array") is None
+    assert options(workers(tmp_path, [], 1, parse(["tasks=1", "time=9"]), main).script).get("array") is None
 
 
 def test_workers_of_a_node_have_a_gpu_each(monkeypatch):
@@ -155,7 +155,7 @@ def test_workers_of_a_node_have_a_gpu_each(monkeypatch):
 @pytest.mark.parametrize(("workers", "threads", "cores"), [(1, None, 2), (0, None, 1), (3, None, 4), (2, 6, 8)])
 def test_cores_for_training_and_data_workers(tiny, tmp_path, workers, threads, cores):
     config = tiny(data={"workers": workers}, train={"num_threads": threads})
-    script = Job(config, tmp_path, parse(["tasks=2", "time=5"]), main).script
+    script = training(config, tmp_path, parse(["tasks=2", "time=5"]), main).script
     assert options(script)["cpus-per-task"] == str(cores)
     assert f"export OMP_NUM_THREADS=${{OMP_NUM_THREADS:-{cores}}}" in script
     assert f"--cpus-per-task={cores} " in script
@@ -182,15 +182,15 @@ def test_files_of_a_launch(config, tmp_path, sbatch):
     """A task started from it runs the copied code with the full recipe, even if the installed code has moved."""
     sbatch("Submitted batch job 12")
     run = tmp_path / "run"
-    job = Job(config, run, parse(["tasks=2", "time=5"]), main)
-    assert job.submit() == ("12", run / "launch" / "1" / "12_0_log.out")
+    job = training(config, run, parse(["tasks=2", "time=5"]), main)
+    assert job.submit() == [("12", run / "launch" / "1" / "12_0_log.out")]
     launch = run / "launch" / "1"
     assert resolve(yaml.safe_load((launch / "recipe.yaml").read_text())) == config
     sources = Path(canonlm.__file__).parent
     for source in sources.rglob("*.yaml"):
         assert (launch / "code" / "canonlm" / source.relative_to(sources)).read_bytes() == source.read_bytes()
     assert not list(launch.rglob("__pycache__"))
-    assert job.submit()[1] == run / "launch" / "2" / "12_0_log.out"
+    assert job.submit()[0][1] == run / "launch" / "2" / "12_0_log.out"
 
     program = "import os, sys; print('the copy', sys.argv, *(os.environ[key] for key in ('RANK', 'WORLD_SIZE')))"
     (launch / "code" / "canonlm" / "cli" / "__init__.py").write_text(
@@ -215,7 +215,7 @@ def test_files_of_a_launch(config, tmp_path, sbatch):
 def test_a_refusal_by_sbatch_leaves_nothing(config, tmp_path, sbatch, capfd):
     sbatch("sbatch: error: invalid partition specified: nope", code=1)
     with pytest.raises(ValueError, match=r"^sbatch: error: invalid partition specified: nope$"):
-        Job(config, tmp_path / "run", parse(["tasks=2", "time=5", "partition=nope"]), main).submit()
+        training(config, tmp_path / "run", parse(["tasks=2", "time=5", "partition=nope"]), main).submit()
     assert list((tmp_path / "run" / "launch").iterdir()) == []
     assert capfd.readouterr() == ("", "")
 
@@ -223,7 +223,7 @@ def test_a_refusal_by_sbatch_leaves_nothing(config, tmp_path, sbatch, capfd):
 def test_without_slurm(config, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ValueError, match="--slurm needs the command sbatch"):
-        Job(config, tmp_path / "run", parse(["tasks=2", "time=5"]), main).submit()
+        training(config, tmp_path / "run", parse(["tasks=2", "time=5"]), main).submit()
     assert list(tmp_path.iterdir()) == []
 
 

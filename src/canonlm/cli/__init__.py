@@ -10,12 +10,10 @@ from typing import Annotated, Any
 import typer
 
 import canonlm
-from canonlm.cli.lazy import Commands, on_use
+from canonlm.cli import later
+from canonlm.cli.lazy import Commands
 from canonlm.cli.status import PlainWarnings, drop
 from canonlm.core.ranks import prints
-
-with on_use():
-    from canonlm.core import errors  # imports pydantic, which `--help` does not need
 
 COMMANDS = {
     "play": "play.play",
@@ -138,7 +136,7 @@ def _usage(error: Any) -> str:
     if kind == "BadParameter" and name and error.message.startswith(SHOULD_BE):
         what = error.message.removeprefix(SHOULD_BE).partition(", unable to")[0].replace(" valid ", " ")
         what = what.replace("a integer", "an integer").replace("greater than or equal to", "a number >=")
-        return str(errors.expected(name, what, error.__cause__.errors()[0]["input"]))
+        return str(later.errors.expected(name, what, error.__cause__.errors()[0]["input"]))
     if kind == "NoSuchOption" and any(each.metavar == "KEY=VALUE" for each in error.ctx.command.params):
         return f"{text}. Settings are written without dashes: KEY=VALUE"
     return text
@@ -146,5 +144,5 @@ def _usage(error: Any) -> str:
 
 def _say(message: str, code: int) -> int:
     if prints():
-        print(f"canonlm: {errors.brief(' '.join(message.splitlines()), MAX_MESSAGE)}", file=sys.stderr)
+        print(f"canonlm: {later.errors.brief(' '.join(message.splitlines()), MAX_MESSAGE)}", file=sys.stderr)
     return code

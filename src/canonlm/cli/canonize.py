@@ -6,21 +6,11 @@ from typing import Annotated
 import typer
 
 import canonlm
-from canonlm.cli.lazy import on_use
-from canonlm.cli.options import Dtype, TrustModel, opened, writing_model
-from canonlm.cli.status import doing, load_torch, say
+from canonlm.cli import later
+from canonlm.cli.options import Dtype, TrustModel, check_new, opened, save_model
+from canonlm.cli.status import load_torch, say
 from canonlm.core.errors import InvalidSetting, brief, expected
-from canonlm.core.files import write_folder, write_manifest
 from canonlm.core.user_folders import expanded
-
-with on_use():
-    import torch
-    import transformers
-
-    from canonlm.canonize import placement
-    from canonlm.core import limits, saved
-    from canonlm.models import hf_small_configs, interface
-    from canonlm.suites import load_model
 
 MODEL = typer.Argument(
     help="A folder of transformers, or a name on the Hugging Face Hub; with --dry-run also an architecture, such as "
@@ -62,7 +52,7 @@ def canonize(
         host = _on_meta(model, trust_remote_code)
         say(listing(canonlm.describe(host, sites, init=init)))
         if model.startswith("hf:"):
-            sizes = f"{interface.SMALL.num_hidden_layers} layers of width {interface.SMALL.hidden_size}"
+            sizes = f"{later.interface.SMALL.num_hidden_layers} layers of width {later.interface.SMALL.hidden_size}"
             say(f"Sizes are made up: {model} is a type of model, built here with {sizes}.")
         return 0
     if model.startswith("hf:"):
@@ -71,28 +61,25 @@ def canonize(
         )
     if out is None:
         raise ValueError("OUT is missing: the folder to write (or --dry-run)")
-    if out.exists():
-        raise expected("OUT", "a folder that does not exist yet", str(out))
+    check_new(out)
 
     subject = opened(model, dtype=dtype, device="cpu", trust_remote_code=trust_remote_code)
-    torch.manual_seed(seed)
+    later.torch.manual_seed(seed)
     places = canonlm.describe(subject.model, sites, init=init)
     canonized = canonlm.canonize(subject.model, sites, init=init)
 
-    def fill(folder: Path) -> None:
+    def save(folder: Path) -> None:
         canonized.save_pretrained(folder)
         if subject.tokenizer is not None:
             subject.tokenizer.save_pretrained(folder)
-        write_manifest(folder)
 
-    with doing("writing the model"), writing_model(out):
-        write_folder(out, fill)
+    save_model(out, save)
     added = sum(p.numel() for name, p in canonized.named_parameters() if ".canon_" in name)
     say(f"{len(places)} Canon layers, {added:,} parameters of {canonized.num_parameters():,}: {out}")
     return 0
 
 
-def listing(places: "list[placement.Place]") -> str:
+def listing(places: "list[later.placement.Place]") -> str:
     """The layers as text: one paragraph for all blocks that get the same ones."""
     rows: dict[str, list[str]] = {}
     for place in places:
@@ -108,23 +95,23 @@ def _block_range(blocks: list[str]) -> str:
     return blocks[0] if len(blocks) == 1 else f"{blocks[0]} and {len(blocks) - 1} more, up to {blocks[-1]}"
 
 
-def _on_meta(model: str, trust_remote_code: bool) -> "transformers.PreTrainedModel":
+def _on_meta(model: str, trust_remote_code: bool) -> "later.transformers.PreTrainedModel":
     """The model on the meta device, without weights."""
     if model.startswith("hf:"):
-        model_class, config = hf_small_configs.causal_config(model, interface.SMALL)
-        with torch.device("meta"):
-            return model_class._from_config(config, dtype=torch.float32)
+        model_class, config = later.hf_small_configs.causal_config(model, later.interface.SMALL)
+        with later.torch.device("meta"):
+            return model_class._from_config(config, dtype=later.torch.float32)
     try:
         path = expanded(model)
         if path.is_dir():
-            saved.read_settings(path)
-        offline = path.is_dir() or not load_model.hub_is_known()
-        config = transformers.AutoConfig.from_pretrained(
+            later.saved.read_settings(path)
+        offline = path.is_dir() or not later.load_model.hub_is_known()
+        config = later.transformers.AutoConfig.from_pretrained(
             path if path.is_dir() else model, trust_remote_code=trust_remote_code, local_files_only=offline
         )
-        saved.check_kernels(f"{model}: config.json", config.to_dict())
-        with torch.device("meta"), limits.few_modules():
-            return transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+        later.saved.check_kernels(f"{model}: config.json", config.to_dict())
+        with later.torch.device("meta"), later.limits.few_modules():
+            return later.transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     except InvalidSetting:
         raise
     except Exception as error:  # a model's own code may raise anything

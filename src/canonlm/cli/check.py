@@ -10,18 +10,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from canonlm.cli.lazy import on_use
+from canonlm.cli import later
 from canonlm.cli.options import Device, Dtype, JsonFile, Step, TrustModel, Variant, check_place, opened, write_to
 from canonlm.cli.status import doing, load_torch, wide_console
 from canonlm.core.errors import brief, unknown
 from canonlm.core.user_folders import expanded
-
-with on_use():
-    import transformers
-
-    from canonlm.canonize import check as checks
-    from canonlm.models import build, interface, names
-    from canonlm.suites import load_model
 
 MODEL = typer.Argument(
     help="A run's folder, a saved or published model, a name on the Hugging Face Hub; or an architecture, such as "
@@ -55,8 +48,8 @@ def check(
     check_place(json, "--json")
     chosen = None if cases is None else [name.strip() for name in cases.split(",")]
     for name in chosen or []:
-        if name not in checks.CASES:
-            raise unknown("case", name, checks.CASES)
+        if name not in later.check.CASES:
+            raise unknown("case", name, later.check.CASES)
     if _is_architecture(model):
         for option, value in (("--step", step), ("--variant", variant)):
             if value is not None:
@@ -66,15 +59,15 @@ def check(
         subject = opened(
             model, step=step, variant=variant, dtype=dtype, device=device, trust_remote_code=trust_remote_code
         ).model
-    what = f"running {len(chosen or checks.CASES)} cases"
-    with load_model.quiet(), doing(what), redirect_stdout(sys.stderr):  # the prints of the model's code
-        outcomes = checks.decoding(subject, chosen, seed=seed)
-    wrong = checks.complaints(outcomes)
+    what = f"running {len(chosen or later.check.CASES)} cases"
+    with later.load_model.quiet(), doing(what), redirect_stdout(sys.stderr):  # the prints of the model's code
+        outcomes = later.check.decoding(subject, chosen, seed=seed)
+    wrong = later.check.complaints(outcomes)
     if json != "-":
         table = Table("case", "", "error", "", box=None, padding=(0, 2, 0, 0))
         for outcome in outcomes:
             error = "" if outcome.error is None else f"{outcome.error:.1e}"
-            what = checks.CASES[outcome.case].about if error else outcome.detail
+            what = later.check.CASES[outcome.case].about if error else outcome.detail
             table.add_row(outcome.case, f"[{MARKS[outcome.state]}]{outcome.state}[/]", error, Text(what))
         wide_console().print(table)
         print(f"{model}: {'; '.join(wrong) or 'no wrong answer'}")
@@ -88,11 +81,11 @@ def _is_architecture(name: str) -> bool:
     if expanded(name).is_dir():
         return False
     signs = name.partition(":")[0] in ("hf", "fla") or ".py" in name or "+" in name or "{" in name
-    return signs or name.partition(".")[0].removesuffix("-conv") in names.bases()
+    return signs or name.partition(".")[0].removesuffix("-conv") in later.names.bases()
 
 
-def _random(arch: str, seed: int, dtype: str | None, device: str) -> "transformers.PreTrainedModel":
-    transformers.utils.logging.disable_progress_bar()
-    precision, place = load_model.dtype_and_device(dtype, device)
-    model: Any = build.build(arch, interface.SMALL, seed).module
+def _random(arch: str, seed: int, dtype: str | None, device: str) -> "later.transformers.PreTrainedModel":
+    later.transformers.utils.logging.disable_progress_bar()
+    precision, place = later.load_model.dtype_and_device(dtype, device)
+    model: Any = later.models_build.build(arch, later.interface.SMALL, seed).module
     return model.to(device=place, dtype=precision).eval()

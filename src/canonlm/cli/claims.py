@@ -7,16 +7,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from canonlm.cli import completion
-from canonlm.cli.lazy import on_use
+from canonlm.cli import completion, later
 from canonlm.cli.status import doing, load_torch, say
 from canonlm.core.errors import expected, unknown, writing
 from canonlm.core.files import write_text
-
-with on_use():
-    from canonlm.experiments import claims as judging
-    from canonlm.experiments import ledger
-    from canonlm.report import claims_page
 
 CLAIM = typer.Argument(help="One claim in full, such as C06.", metavar="ID")
 SCALE = typer.Option(help="Which runs judge the claims: micro, small or paper.", autocompletion=completion.scales)
@@ -44,7 +38,7 @@ def claims(
         raise expected("ID", "a claim, such as C06 (--runs FOLDER shows the claims by your results)", claim)
     load_torch()
     with doing("judging the claims"):
-        entries = judging.claims(runs or ledger.OWN_RESULTS, scale, seed_set)
+        entries = later.claims.claims(runs or later.ledger.OWN_RESULTS, scale, seed_set)
     if claim is not None:
         by_id = {each.id: each for each in entries}
         if claim.upper() not in by_id:
@@ -52,17 +46,18 @@ def claims(
         entries = [by_id[claim.upper()]]
     if out is not None:
         with writing("--out", out):
-            write_text(out, claims_page.html(entries) if out.suffix == ".html" else claims_page.markdown(entries))
+            page = later.claims_page.html if out.suffix == ".html" else later.claims_page.markdown
+            write_text(out, page(entries))
         say(f"wrote {out}")
     elif claim is not None:
         say("\n".join(lines_of(entries[0])))
     else:
         _print_table(entries)
-        say(judging.summary(entries))
+        say(later.claims.summary(entries))
     return 0
 
 
-def _print_table(entries: "list[judging.Claim]") -> None:
+def _print_table(entries: "list[later.claims.Claim]") -> None:
     table = Table("", "verdict", "claim", "estimate, 95 % interval", box=None, padding=(0, 2, 0, 0))
     for each in entries:
         estimates = [str(estimate) for estimate in each.estimates[:2]]
@@ -71,7 +66,7 @@ def _print_table(entries: "list[judging.Claim]") -> None:
     Console().print(table)
 
 
-def lines_of(claim: "judging.Claim") -> list[str]:
+def lines_of(claim: "later.claims.Claim") -> list[str]:
     """A claim in full, as `canonlm replicate` prints it, too."""
     lines = [f"{claim.id}  {claim.state}", *filter(None, [claim.text])]
     lines += [f"The paper: {claim.paper}"] if claim.paper else []

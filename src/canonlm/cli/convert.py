@@ -5,17 +5,10 @@ from typing import Annotated
 
 import typer
 
-from canonlm.cli.lazy import on_use
-from canonlm.cli.options import NewFolder, writing_model
-from canonlm.cli.status import doing, load_torch, say
-from canonlm.core.errors import expected, unknown
-from canonlm.core.files import write_folder, write_manifest
-
-with on_use():
-    import torch
-    from transformers.utils import logging
-
-    from canonlm.models import names, published
+from canonlm.cli import later
+from canonlm.cli.options import NewFolder, check_new, save_model
+from canonlm.cli.status import load_torch, say
+from canonlm.core.errors import unknown
 
 SOURCE = typer.Argument(
     help="A folder, or a repository on the Hugging Face Hub, with a published checkpoint or one of ours.",
@@ -47,26 +40,19 @@ def convert(
 
     OUT is complete or absent.
     """
-    if out.exists():
-        raise expected("OUT", "a folder that does not exist yet", str(out))
+    check_new(out)
     if dtype is not None and dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
 
     load_torch()
-    if to not in published.TARGETS:
-        raise unknown("target", to, published.TARGETS)
-    logging.disable_progress_bar()
-    model = published.load_published(
+    if to not in later.published.TARGETS:
+        raise unknown("target", to, later.published.TARGETS)
+    later.transformers.utils.logging.disable_progress_bar()
+    model = later.published.load_published(
         source, variant, revision=revision, token=token, cache_dir=cache_dir,
-        dtype=None if dtype is None else getattr(torch, dtype),
+        dtype=None if dtype is None else getattr(later.torch, dtype),
     )  # fmt: skip
-
-    def fill(folder: Path) -> None:
-        published.save_published(model, folder, to)
-        write_manifest(folder)
-
-    with doing("writing the model"), writing_model(out):
-        write_folder(out, fill)
+    save_model(out, lambda folder: later.published.save_published(model, folder, to))
     precision = str(model.dtype).removeprefix("torch.")
-    say(f"{names.name_of(model.config)}, {model.num_parameters():,} parameters, {precision}: {out}")
+    say(f"{later.names.name_of(model.config)}, {model.num_parameters():,} parameters, {precision}: {out}")
     return 0

@@ -11,20 +11,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from canonlm.cli import completion
-from canonlm.cli.lazy import on_use
+from canonlm.cli import completion, later
 from canonlm.cli.status import Count, doing, say
 from canonlm.core.errors import unknown
 from canonlm.report.format import percent, slice_label
 from canonlm.runs.rows import slice_key
 from canonlm.runs.task_info import TaskInfo
-
-with on_use():
-    from canonlm import tasks
-    from canonlm.data import answers
-    from canonlm.data import dump as dump_file
-    from canonlm.launch import recipes
-    from canonlm.train import config, load_config
 
 TASK = typer.Argument(
     help="A task; `canonlm tasks` lists them. FILE.py:NAME: one of yours.",
@@ -98,7 +90,7 @@ def dump(
         raise ValueError("--out cannot be used with --verify")
     if verify is not None:
         with Count(n, "graded") as count:
-            result = answers.grade_file(
+            result = later.answers.grade_file(
                 chosen, verify, n=n, split=split, seed=seed, on_progress=lambda done: count("graded", done)
             )
         _print_grades(chosen, result, n, split, seed)
@@ -107,7 +99,7 @@ def dump(
     assert out is not None
     try:
         with Count(n, "drawn", "joined") as count:
-            is_new = dump_file.dump(chosen, out, n=n, split=split, seed=seed, loss_on=loss_on, on_progress=count)
+            is_new = later.dump.dump(chosen, out, n=n, split=split, seed=seed, loss_on=loss_on, on_progress=count)
     except KeyboardInterrupt:
         say("\ncanonlm: interrupted. The same command continues.", file=sys.stderr)
         return 130
@@ -115,18 +107,19 @@ def dump(
     return 0
 
 
-def _task(name: str, difficulty: str | None, settings: list[str] | None) -> "tasks.Task":
-    keys = config.task_keys({"name": name})
+def _task(name: str, difficulty: str | None, settings: list[str] | None) -> "later.tasks.Task":
+    keys = later.config.task_keys({"name": name})
     given: dict = {"task": {}}
-    for key in load_config.override(given, settings or []):
+    for key in later.load_config.override(given, settings or []):
         if key not in keys:
             dotted = f"task.{key}"
             raise unknown("setting", key, keys, meant=[dotted] if dotted in keys else [])
-    chosen = {"name": name, "difficulty": difficulty} if difficulty else recipes.load_preset(name, "tiny").run["task"]
-    return config.build_task({**chosen, **given["task"]})
+    tiny = {} if difficulty else later.recipes.load_preset(name, "tiny").run["task"]
+    chosen = tiny or {"name": name, "difficulty": difficulty}
+    return later.config.build_task({**chosen, **given["task"]})
 
 
-def _coloured(task: "tasks.Task", sample: "tasks.Sample") -> Text:
+def _coloured(task: "later.tasks.Task", sample: "later.tasks.Sample") -> Text:
     """The sample's text, coloured by role. The vocabulary joins the tokens of one role, as it places the spaces."""
     text, stop = Text(), 0
     for role, run in groupby(role for _, role in task.show(sample)):
@@ -135,7 +128,7 @@ def _coloured(task: "tasks.Task", sample: "tasks.Sample") -> Text:
     return text
 
 
-def _explained(task: "tasks.Task", sample: "tasks.Sample") -> Iterator[Text]:
+def _explained(task: "later.tasks.Task", sample: "later.tasks.Sample") -> Iterator[Text]:
     """`4 hops  q4 w3. ans → w9.  (w3. → w1. → w5. → w7. → w9.: 4 steps)`, a line for each question."""
 
     def words(start: int, stop: int) -> str:
@@ -150,7 +143,7 @@ def _explained(task: "tasks.Task", sample: "tasks.Sample") -> Iterator[Text]:
         yield line.append(f"  ({why})", "dim") if why else line
 
 
-def _label(task: "tasks.Task", where: "tasks.Slice") -> str:
+def _label(task: "later.tasks.Task", where: "later.tasks.Slice") -> str:
     return ", ".join(slice_label(TaskInfo.of(task), slice_key({key: value})) for key, value in where.items())
 
 
@@ -162,11 +155,11 @@ def _clip(text: str) -> str:
     return f"{text[:half].rpartition(' ')[0]} … {text[-half:].partition(' ')[2]}"
 
 
-def _print_grades(task: "tasks.Task", result: "answers.Graded", n: int, split: str, seed: int) -> None:
+def _print_grades(task: "later.tasks.Task", result: "later.answers.Graded", n: int, split: str, seed: int) -> None:
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"{result.samples:,} of {n:,} samples of {task!r} answered ({split} split, seed {seed})")
     for reason, lines in result.refused.items():
-        console.print(f"not graded, {reason}: {len(lines):,} (at {_clip(answers.numbers(lines))})", markup=False)
+        console.print(f"not graded, {reason}: {len(lines):,} (at {_clip(later.answers.numbers(lines))})", markup=False)
     table = Table("", "right", "of", "", box=None, padding=(0, 2, 0, 0))
     for column in table.columns[1:]:
         column.justify = "right"

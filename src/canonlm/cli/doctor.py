@@ -6,15 +6,9 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from canonlm.cli.lazy import on_use
+from canonlm.cli import later
 from canonlm.cli.options import JsonFile, check_place, write_to
 from canonlm.cli.status import doing, wide_console
-
-with on_use():
-    import torch
-
-    from canonlm.ops import registry, selftest
-    from canonlm.train import machine as this_machine
 
 AGAIN = typer.Option("--again", help="Test every kernel again, even if its outcome is recorded for these versions.")
 
@@ -28,10 +22,10 @@ def doctor(again: Annotated[bool, AGAIN] = False, json: JsonFile = None) -> int:
     """
     check_place(json, "--json")
     with doing("loading torch"):
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    machine = {**this_machine.environment(device), **selftest.versions()}
+        device = later.torch.device("cuda" if later.torch.cuda.is_available() else "cpu")
+    machine = {**later.machine.environment(device), **later.selftest.versions()}
     rows: list[dict[str, Any]] = []
-    for form in registry.forms(device):
+    for form in later.registry.forms(device):
         for dtype in form.dtypes:
             row: dict[str, Any] = {"kernel": form.kernel.name, "used_for": form.used_for}
             row["dtype"] = str(dtype).removeprefix("torch.")
@@ -39,12 +33,12 @@ def doctor(again: Annotated[bool, AGAIN] = False, json: JsonFile = None) -> int:
                 rows.append({**row, "state": "missing", "detail": form.missing})
                 continue
             try:
-                errors = selftest.known(form.kernel, device, dtype, again=again)
+                errors = later.selftest.known(form.kernel, device, dtype, again=again)
             except OSError as error:  # a compiler's cache that cannot be written, say
                 rows.append({**row, "state": "not tried", "detail": str(error)})
                 continue
             is_right = max(errors.values, errors.gradients) <= 1
-            limit = selftest.LIMITS[dtype]
+            limit = later.selftest.LIMITS[dtype]
             rows.append(
                 {
                     **row,

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from canonlm.cli.lazy import on_use
+from canonlm.cli import later
 from canonlm.cli.options import Device, Dtype, Model, Step, Tokenizer, TrustModel, Variant, opened
 from canonlm.cli.status import keep_going, load_torch, say
 from canonlm.core.errors import plain
@@ -19,10 +19,6 @@ from canonlm.report.evals import value
 from canonlm.runs.evaluated import checked_entry
 from canonlm.runs.rows import one_line
 from canonlm.suites.questions import NOT_FINITE, not_finite_of
-
-with on_use():
-    from canonlm.suites import run as suites
-    from canonlm.suites.harness import run as harness
 
 SETTINGS = typer.Argument(
     help='Settings of the suite, such as k=2 background=1000. A list (in quotes: "k=[1,2]") evaluates each value.',
@@ -78,18 +74,18 @@ def evaluate(
         raise ValueError("--suite harness needs --tasks, such as piqa,arc_easy, or --published")
     keep_going()
     load_torch()
-    planned = suites.plan(suite, settings or [], published, **named)
+    planned = later.suites.plan(suite, settings or [], published, **named)
     if suite == "harness" and not trust:
-        harness.refuse_code(planned)
+        later.harness.refuse_code(planned)
     subject = opened(
         model, step=step, variant=variant, tokenizer=tokenizer, dtype=dtype, device=device,
         trust_remote_code=trust_remote_code,
     )  # fmt: skip
     folder = out or _folder(model, subject.about)
-    options = suites.PromptOptions(batch_size, bos, beyond_context or published)
+    options = later.suites.PromptOptions(batch_size, bos, beyond_context or published)
     try:
         with _progress() as progress:
-            entries = suites.run(suite, planned, subject, options, folder, progress)
+            entries = later.suites.run(suite, planned, subject, options, folder, progress)
     except KeyboardInterrupt:
         say(f"canonlm: interrupted; the answers so far are in {folder}. The same command continues.", file=sys.stderr)
         return 130
@@ -120,7 +116,7 @@ def _folder(model: str, about: Mapping[str, Any]) -> Path:
 
 
 @contextmanager
-def _progress() -> "Iterator[suites.ProgressReporter]":
+def _progress() -> "Iterator[later.suites.ProgressReporter]":
     """A bar on a terminal; in a log, a line for every entry."""
     console = Console()
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()

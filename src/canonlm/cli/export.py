@@ -6,19 +6,10 @@ from typing import Annotated
 
 import typer
 
-from canonlm.cli.lazy import on_use
-from canonlm.cli.options import NewFolder, TrustModel, writing_model
+from canonlm.cli import later
+from canonlm.cli.options import NewFolder, TrustModel, check_new, save_model
 from canonlm.cli.status import doing, load_torch, say
-from canonlm.core.errors import expected, unknown
-from canonlm.core.files import write_folder, write_manifest
-
-with on_use():
-    import torch
-    from transformers.utils import logging
-
-    from canonlm.canonize import canonized_model
-    from canonlm.suites import load_model
-    from canonlm.train import checkpoint
+from canonlm.core.errors import unknown
 
 RUN = typer.Argument(help="The folder of a run.", metavar="RUN")
 STEP = typer.Option(help="Which checkpoint of the run, by its step. Default: the newest complete one.")
@@ -43,33 +34,30 @@ def export(
 
     OUT is complete or absent.
     """
-    if out.exists():
-        raise expected("OUT", "a folder that does not exist yet", str(out))
+    check_new(out)
     if dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
 
     load_torch()
     with doing("loading the model"):
-        logging.disable_progress_bar()
-        file, tokenizer = load_model.tokenizer_of_run(run), None
-        loaded = checkpoint.load_model(run, step, trust_remote_code=trust_remote_code)
-        model = loaded.module.to(getattr(torch, DTYPES[dtype]))
+        later.transformers.utils.logging.disable_progress_bar()
+        file, tokenizer = later.load_model.tokenizer_of_run(run), None
+        loaded = later.checkpoint.load_model(run, step, trust_remote_code=trust_remote_code)
+        model = loaded.module.to(getattr(later.torch, DTYPES[dtype]))
     kind = model.config.model_type
-    if self_contained and kind != "canonlm" and not isinstance(model, canonized_model.CanonizedModel):
+    if self_contained and kind != "canonlm" and not isinstance(model, later.canonized_model.CanonizedModel):
         raise ValueError(f"--self-contained only works with our decoder and with Canon layers, not with a plain {kind}")
     if file is not None:
         ids = model.config.bos_token_id, model.config.eos_token_id
-        tokenizer = load_model.as_in_training(load_model.open_tokenizer(file), *ids)
+        tokenizer = later.load_model.as_in_training(later.load_model.open_tokenizer(file), *ids)
 
-    def fill(folder: Path) -> None:
+    def save(folder: Path) -> None:
         model.save_pretrained(folder, **({"self_contained": True} if self_contained else {}))
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
         for weights in folder.glob("*.safetensors"):  # safetensors lets only their owner read them
             shutil.copymode(folder / "config.json", weights)
-        write_manifest(folder)
 
-    with doing("writing the model"), writing_model(out):
-        write_folder(out, fill)
+    save_model(out, save)
     say(f"{model.num_parameters():,} parameters, {DTYPES[dtype]}{', tokenizer' if tokenizer else ''}: {out}")
     return 0

@@ -7,18 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-from canonlm.cli.lazy import on_use
+from canonlm.cli import later
 from canonlm.cli.options import Device, Dtype, Model, Step, Tokenizer, TrustModel, Variant, opened
 from canonlm.cli.status import Count, load_torch
 from canonlm.core.errors import expected, writing
 from canonlm.core.files import make_folder, write_text
 from canonlm.core.untrusted import parse_json
 from canonlm.suites.reading import text_of
-
-with on_use():
-    from canonlm.models import build
-    from canonlm.suites import generation, task_words
-    from canonlm.suites import sampling as drawing
 
 PROMPT = typer.Argument(
     help="The text to continue. For a run of `canonlm play`: the task's own words, as `canonlm data show` prints "
@@ -88,19 +83,19 @@ def generate(
     rows = [] if prompts is None else _read(prompts)
 
     load_torch()
-    sampling = drawing.Sampling(temperature, top_k, top_p, seed) if temperature > 0 else None
+    sampling = later.sampling.Sampling(temperature, top_k, top_p, seed) if temperature > 0 else None
     subject = opened(
         model, step=step, variant=variant, tokenizer=tokenizer, dtype=dtype, device=device,
         trust_remote_code=trust_remote_code,
     )  # fmt: skip
     words: Any = subject.tokenizer
     if words is None and subject.run is not None and (task := subject.run.built_task) is not None:
-        words = task_words.TaskWords(task)  # what a run of `canonlm play` reads and writes
+        words = later.task_words.TaskWords(task)  # what a run of `canonlm play` reads and writes
     begin = _adds_bos(words) if bos is None else bos
-    writer = generation.Writer(subject.model, words, batch_size=batch_size, bos=begin, sampling=sampling)
+    writer = later.generation.Writer(subject.model, words, batch_size=batch_size, bos=begin, sampling=sampling)
     if prompt is not None:
         limit = max_tokens or DEFAULT_TOKENS
-        if max_tokens is None and (context := build.wrap(subject.model).context_length) is not None:
+        if max_tokens is None and (context := later.models_build.wrap(subject.model).context_length) is not None:
             limit = max(1, min(limit, context - begin - writer.tokens(prompt)))
         writer.check([prompt], limit, "the prompt")  # before anything is printed
         print(prompt, end="", flush=True)
@@ -120,7 +115,7 @@ def _shown(text: str) -> str:
 
 
 def _answer(
-    writer: "generation.Writer", rows: list[dict[str, Any]], max_tokens: int, stop: list[str], out: Path
+    writer: "later.generation.Writer", rows: list[dict[str, Any]], max_tokens: int, stop: list[str], out: Path
 ) -> None:
     """Answer all prompts, in order, into a file that is complete or absent. FloatingPointError: the model's logits are
     not finite for any of them."""

@@ -6,18 +6,11 @@ from typing import Annotated
 
 import typer
 
-from canonlm.cli import main
-from canonlm.cli.lazy import on_use
+from canonlm.cli import later, main
 from canonlm.cli.options import Recipe, RunFolder, TrustRecipe
 from canonlm.cli.status import doing, keep_going, load_torch, say
 from canonlm.core.errors import InvalidSetting, expected
 from canonlm.launch import processes
-
-with on_use():
-    from canonlm.launch import local as this_machine
-    from canonlm.launch import recipes
-    from canonlm.launch import slurm as slurm_jobs
-    from canonlm.train import build, data, load_config, mesh
 
 SETTINGS = typer.Argument(
     help="Settings to change, such as train.steps=100; with --slurm also the job's, such as nodes=2 gpus=8.",
@@ -46,7 +39,7 @@ def launch(
     if local is not None and slurm:
         raise ValueError("--local cannot be used with --slurm")
     keep_going()
-    path = recipes.find(recipe)
+    path = later.recipes.find(recipe)
     folder = out or Path("runs") / path.stem
     if local is not None:
         if local < 1:
@@ -58,19 +51,19 @@ def launch(
 
 
 def _local(path: Path, folder: Path, overrides: list[str], count: int, trust: bool) -> int:
-    recipe = load_config.Recipe(path, overrides, trust=trust, trains=True)  # mistakes are reported before torch
+    recipe = later.load_config.Recipe(path, overrides, trust=trust, trains=True)  # mistakes are reported before torch
     load_torch()
 
     def check_all(run):
-        build.check(data.complete(run))
-        mesh.check_layout(run, count)
+        later.build.check(later.train_data.complete(run))
+        later.mesh.check_layout(run, count)
 
     with doing("reading the text and building the model"):
         run = recipe.checked(check_all)
-    if build.pick_device(run.train.device) == "cuda" and count > len(this_machine.gpus()):
-        raise expected("--local", f"at most {len(this_machine.gpus())}, the GPUs of this machine", count)
-    load_config.check_folder(folder, data.complete(run))
-    data.check_unchanged(run, folder)
+    if later.build.pick_device(run.train.device) == "cuda" and count > len(later.local.gpus()):
+        raise expected("--local", f"at most {len(later.local.gpus())}, the GPUs of this machine", count)
+    later.load_config.check_folder(folder, later.train_data.complete(run))
+    later.train_data.check_unchanged(run, folder)
     command = [sys.executable, "-m", "canonlm", "train", str(path), *overrides, "--out", str(folder)]
     command += ["--trust"] * trust
     outcome = processes.run(command, count, folder / "logs")
@@ -80,25 +73,25 @@ def _local(path: Path, folder: Path, overrides: list[str], count: int, trust: bo
 
 
 def _slurm(path: Path, folder: Path, pairs: list[str], dry_run: bool, trust: bool) -> int:
-    job_pairs, overrides = slurm_jobs.split(pairs)
-    settings = slurm_jobs.parse(job_pairs)
-    recipe = load_config.Recipe(path, overrides, trust=trust, trains=True)  # mistakes are reported before torch
+    job_pairs, overrides = later.slurm.split(pairs)
+    settings = later.slurm.parse(job_pairs)
+    recipe = later.load_config.Recipe(path, overrides, trust=trust, trains=True)  # mistakes are reported before torch
     load_torch()
 
     def check_all(run):
-        build.build_model(data.complete(run), "meta")  # the nodes choose their own devices
+        later.build.build_model(later.train_data.complete(run), "meta")  # the nodes choose their own devices
         if "gpus" in settings and run.train.device == "cpu":
             raise InvalidSetting("train.device", f"train.device: cpu cannot be used with gpus={settings['gpus']}")
-        mesh.check_layout(run, settings["nodes"] * settings["tasks"])
+        later.mesh.check_layout(run, settings["nodes"] * settings["tasks"])
 
     with doing("reading the text and building the model"):
         run = recipe.checked(check_all)
-    load_config.check_folder(folder, data.complete(run))
-    data.check_unchanged(run, folder)
-    job = slurm_jobs.Job(run, folder, settings, main)
+    later.load_config.check_folder(folder, later.train_data.complete(run))
+    later.train_data.check_unchanged(run, folder)
+    job = later.slurm.training(run, folder, settings, main)
     if dry_run:
         print(job.script)
         return 0
-    number, log = job.submit()
+    [(number, log)] = job.submit()
     say(f"job {number} is in the queue; its log: {log}")
     return 0

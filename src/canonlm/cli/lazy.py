@@ -1,41 +1,13 @@
-"""Imports that wait until they are needed: torch takes seconds, and help, completion and most mistakes need none."""
+"""Commands whose modules are imported when they are called."""
 
 import ast
-import builtins
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
-
-
-class _Later(ModuleType):
-    """A module that is imported when one of its names is used. It is not in `sys.modules`, so that nobody who walks
-    over these (`inspect` does, while torch is imported) imports it too early."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(import_module(self.__name__), name)
-
-
-def _later(name: str, _globals: Any, _locals: Any, names: Any, _level: Any) -> Any:
-    """`builtins.__import__` for `import module` and `from package import module`."""
-    return SimpleNamespace(**{each: _Later(f"{name}.{each}") for each in names}) if names else _Later(name)
-
-
-@contextmanager
-def on_use() -> Iterator[None]:
-    """Modules that are imported in this block are loaded when one of their names is first used, as with Python 3.15's
-    `lazy import`. Only modules: `from canonlm.train import loop`, not `from canonlm.train.loop import train`."""
-    at_once = builtins.__import__
-    builtins.__import__ = _later  # type: ignore[assignment]  # its result has the names, and is not a module
-    try:
-        yield
-    finally:
-        builtins.__import__ = at_once
 
 
 class _Command(TyperCommand):

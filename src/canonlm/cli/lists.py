@@ -3,25 +3,20 @@
 from rich.console import Console
 from rich.table import Table
 
-from canonlm.cli.lazy import on_use
+from canonlm.cli import later
 from canonlm.cli.status import load_torch
-
-with on_use():
-    from canonlm import tasks as registry
-    from canonlm.launch import recipes
-    from canonlm.models import names
 
 
 def tasks() -> None:
     """List the tasks: what each asks, and its difficulties."""
     table = Table("task", "what it asks", "difficulties (paper preset)", box=None, padding=(0, 2, 0, 0))
-    for name in registry.names():
-        task = registry.find(name)
+    for name in later.tasks.names():
+        task = later.tasks.find(name)
         table.add_row(name, task.about, ", ".join(task.difficulties) or "one")
     console = Console()
     console.print(table)
     console.print(
-        f"\nPresets: {', '.join(recipes.presets())}. Run one: canonlm play depo --preset tiny", highlight=False
+        f"\nPresets: {', '.join(later.recipes.presets())}. Run one: canonlm play depo --preset tiny", highlight=False
     )
     console.print(
         "See samples: canonlm data show depo --n 2. A task of yours: canonlm play mine.py:Name", highlight=False
@@ -32,9 +27,9 @@ def archs() -> None:
     """List the architectures and what can be added to them."""
     load_torch()
     table = Table("name", "what it is", box=None, padding=(0, 2, 0, 0))
-    for name, (_, architecture) in names.bases().items():
+    for name, (_, architecture) in later.names.bases().items():
         table.add_row(name, architecture.about)
-    for name, modifier in names.MODIFIERS.items():
+    for name, modifier in later.names.MODIFIERS.items():
         table.add_row(f"+{name}", modifier.about)
     console = Console()
     console.print(table)

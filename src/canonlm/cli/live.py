@@ -17,7 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from canonlm.cli.lazy import on_use
+from canonlm.cli import later
 from canonlm.cli.status import say
 from canonlm.core.errors import plain
 from canonlm.core.ranks import prints
@@ -28,12 +28,6 @@ from canonlm.runs.identity import slug
 from canonlm.runs.rows import DAMAGE, Evaluation, Remark, TrainRow, of_set, parse
 from canonlm.runs.task_info import TaskInfo
 from canonlm.runs.watch import Latest, Watch, Watched
-
-with on_use():
-    from canonlm.launch import grid as grids
-    from canonlm.launch import play as playing
-    from canonlm.report import page
-    from canonlm.train import config as configs
 
 LOG_SECONDS = 10.0  # between two lines of one run in a log
 POLL_SECONDS = 2.0  # between two looks at the folders of other processes
@@ -48,11 +42,11 @@ BARS = "▁▂▃▄▅▆▇█"
 
 Row = TrainRow | Evaluation | Remark
 OnRow = Callable[[dict[str, Any]], None]
-Grid = Sequence["playing.Progress"]
+Grid = Sequence["later.play.Progress"]
 
 
 @contextmanager
-def follow_run(config: "configs.RunConfig", folder: Path) -> Generator[OnRow]:
+def follow_run(config: "later.config.RunConfig", folder: Path) -> Generator[OnRow]:
     """The function that `train` calls with every row. Under torchrun all processes share a terminal: only the first one
     prints."""
     console = Console()
@@ -66,10 +60,10 @@ def follow_run(config: "configs.RunConfig", folder: Path) -> Generator[OnRow]:
             yield panel.show
 
 
-def follow_grid(runs: "Sequence[grids.PlannedRun]", jobs: int | None, show_page: Callable[[Grid], None]) -> Grid:
+def follow_grid(runs: "Sequence[later.grid.PlannedRun]", jobs: int | None, show_page: Callable[[Grid], None]) -> Grid:
     """Run the grid and show its progress, on the terminal and on the page."""
     console = Console()
-    jobs = min(jobs or playing.default_jobs(runs), len(runs))
+    jobs = min(jobs or later.play.default_jobs(runs), len(runs))
     with _screen(console, refresh_per_second=4) as live:
         if live is None:
             say(f"{_count(runs)} in {runs[0].folder.parent}, {jobs} at a time")
@@ -79,7 +73,7 @@ def follow_grid(runs: "Sequence[grids.PlannedRun]", jobs: int | None, show_page:
             lines(grid) if live is None else live.update(grid_table(grid, jobs, console))
             show_page(grid)
 
-        return playing.run_grid(runs, jobs, show)
+        return later.play.run_grid(runs, jobs, show)
 
 
 def follow_folders(folders: Sequence[Path], console: Console) -> bool:
@@ -117,7 +111,9 @@ def _parsed(row: dict[str, Any]) -> Row:
 class RunLines(Latest):
     """Rows as lines of a log: one step every `LOG_SECONDS`, and every row that is not a step."""
 
-    def __init__(self, config: "configs.RunConfig", folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, config: "later.config.RunConfig", folder: Path, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.config, self.folder, self.clock = config, folder, clock
         self.printed = -math.inf
 
@@ -143,7 +139,7 @@ class RunLines(Latest):
 class RunPanel(Latest):
     """The state of a run, as a panel that fits any width. It is drawn in its own thread."""
 
-    def __init__(self, config: "configs.RunConfig", folder: Path) -> None:
+    def __init__(self, config: "later.config.RunConfig", folder: Path) -> None:
         self.config, self.folder = config, folder
         self.losses: deque[float] = deque(maxlen=400)  # more than a terminal has columns
         self.messages: deque[Remark] = deque(maxlen=MAX_MESSAGES)
@@ -203,7 +199,7 @@ def _row_numbers(row: TrainRow) -> list[Text]:
     return [Text.assemble((name, "dim"), " ", value.ljust(15 - len(name))) for name, value in known]
 
 
-def _evaluation(config: "configs.RunConfig", row: Evaluation) -> str:
+def _evaluation(config: "later.config.RunConfig", row: Evaluation) -> str:
     loss = math.nan if row.loss is None else row.loss
     if row.slices:
         return f"test loss {loss:.4f}  {in_words(TaskInfo.of(config.built_task), row)}"
@@ -218,7 +214,7 @@ def _message(row: Remark) -> str:
     return row.why if row.kind == "note" else f"skipped: {row.why}"
 
 
-def _time_left(config: "configs.RunConfig", latest: Latest) -> float | None:
+def _time_left(config: "later.config.RunConfig", latest: Latest) -> float | None:
     """Seconds until the last step; None if the speed is not known."""
     return latest.seconds_left(config.train.steps, config.train.batch_size * config.data.seq_len)
 
@@ -247,7 +243,7 @@ class GridLines:
                 self.seen[key], self.steps[key], self.times[key] = state, progress.step, now
 
 
-def grid_line(progress: "playing.Progress") -> str:
+def grid_line(progress: "later.play.Progress") -> str:
     """`depo-llama-lr0.001-seed0: running, step 300/600  loss 1.234  12,345 tokens/s  0:40 left`"""
     parts = [f"{progress.run.name}: {progress.state}, step {progress.step}/{progress.run.config.train.steps}"]
     if progress.train is not None and progress.state == "running":
@@ -329,7 +325,7 @@ def _speed(run: Latest) -> str:
     return f"{run.train.tokens_per_s:,.0f}" if run.train and run.train.tokens_per_s else ""
 
 
-def _numbers(run: "Watched | playing.Progress") -> list[str]:
+def _numbers(run: "Watched | later.play.Progress") -> list[str]:
     """`loss 1.234` and `12,345 tokens/s`, where known."""
     loss, speed = _loss(run), _speed(run) if run.state == "running" else ""
     return [f"loss {loss}"] * bool(loss) + [f"{speed} tokens/s"] * bool(speed)
@@ -342,7 +338,7 @@ def _left(seconds: float | None) -> list[str]:
 def _total(grid: Grid, jobs: int) -> str:
     """`3 of 12 runs, about 8 min left`"""
     settled = sum(progress.state in ("finished", "failed") for progress in grid)
-    seconds = playing.grid_time_left(grid, jobs) if settled < len(grid) else None
+    seconds = later.play.grid_time_left(grid, jobs) if settled < len(grid) else None
     left = "" if seconds is None else f", about {max(1, round(seconds / 60))} min left"
     return f"{settled} of {_count(grid)}{left}"
 
@@ -351,12 +347,12 @@ def _count(runs: Sequence[object]) -> str:
     return "1 run" if len(runs) == 1 else f"{len(runs)} runs"
 
 
-def short_name(run: "grids.PlannedRun") -> str:
+def short_name(run: "later.grid.PlannedRun") -> str:
     """The run's name without its task, which all runs of a grid share: `llama-lr0.001-seed0`."""
     return run.name[max(0, run.name.find(slug(run.config.arch))) :]
 
 
-def _scores(progress: "playing.Progress") -> str:
+def _scores(progress: "later.play.Progress") -> str:
     return in_words(TaskInfo.of(progress.run.task), progress.evaluation)
 
 
@@ -389,6 +385,6 @@ class LivePage:
     def write(self, *, live: bool) -> None:
         """Write the page. Errors are ignored: runs do not depend on it, and the report at the end shows them."""
         try:
-            page.write_page(load_play(self.folder), page.place_of(self.folder, None), live=live)
+            later.page.write_page(load_play(self.folder), later.page.place_of(self.folder, None), live=live)
         except (OSError, ValueError):
             return

@@ -4,12 +4,9 @@ from typing import Annotated
 
 import typer
 
-from canonlm.cli.lazy import on_use
+from canonlm.cli import later
 from canonlm.cli.status import load_torch
 from canonlm.suites.harness import TASKS, require
-
-with on_use():
-    from canonlm.suites.harness import command
 
 CONTEXT_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": ["--help"]}
 TASKS_FOLDER = typer.Option(
@@ -31,5 +28,5 @@ def lm_eval(context: typer.Context, tasks_folder: Annotated[bool, TASKS_FOLDER] 
         return 0
     require()
     load_torch()
-    command.run(context.args)
+    later.harness_command.run(context.args)
     return 0

@@ -5,12 +5,8 @@ from typing import Annotated
 
 import typer
 
-from canonlm.cli.lazy import on_use
+from canonlm.cli import later
 from canonlm.cli.status import Count
-
-with on_use():
-    from canonlm.suites import multihop as suite
-    from canonlm.train import load_config
 
 OUT = typer.Argument(help="The file to write, such as hops.jsonl.", metavar="OUT")
 SETTINGS = typer.Argument(help="Settings of the suite, such as k=2 people=3 background=200.", metavar="KEY=VALUE")
@@ -32,11 +28,12 @@ def multihop(
     tokenizer, `background` counts words.
     """
     given: dict = {}
-    for key in load_config.override(given, settings or []):
+    for key in later.load_config.override(given, settings or []):
         if key in ("n", "seed"):
             raise ValueError(f"{key} is an option of this command: --{key} {given[key]}")
-    questions = suite.MultiHop(suite.MultiHopSettings(**given, n=n, seed=seed), lambda text: len(text.split()), split)
+    chosen = later.multihop.MultiHopSettings(**given, n=n, seed=seed)
+    questions = later.multihop.MultiHop(chosen, lambda text: len(text.split()), split)
     with Count(n, "written") as count:
-        suite.write_texts(questions, out, lambda done: count("written", done))
+        later.multihop.write_texts(questions, out, lambda done: count("written", done))
     print(f"{out}: {n:,} texts of {questions.name}, split {split}, seed {seed}")
     return 0

@@ -2,24 +2,17 @@
 
 import errno
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from safetensors import SafetensorError
 
-from canonlm.cli import completion
-from canonlm.cli.lazy import on_use
+from canonlm.cli import completion, later
 from canonlm.cli.status import doing, load_torch, say
 from canonlm.core.errors import expected, writing
-from canonlm.core.files import write_text
-
-with on_use():
-    from transformers.utils import logging
-
-    from canonlm.suites import load_model
+from canonlm.core.files import write_folder, write_manifest, write_text
 
 Recipe = Annotated[
     str,
@@ -93,19 +86,28 @@ def write_to(path: str, text: str, option: str) -> None:
     say(f"written: {path}")
 
 
-@contextmanager
-def writing_model(out: Path) -> Iterator[None]:
-    """As `canonlm.core.errors.writing`, for OUT. safetensors raises its own error for a full disk."""
-    with writing("OUT", out):
+def check_new(out: Path) -> None:
+    if out.exists():
+        raise expected("OUT", "a folder that does not exist yet", str(out))
+
+
+def save_model(out: Path, save: Callable[[Path], object]) -> None:
+    """Write the folder OUT, which is complete or absent, with what `save` writes into it, and its manifest."""
+
+    def fill(folder: Path) -> None:
         try:
-            yield
-        except SafetensorError as error:
+            save(folder)
+        except SafetensorError as error:  # for a full disk
             raise OSError(errno.EIO, str(error)) from None
+        write_manifest(folder)
+
+    with doing("writing the model"), writing("OUT", out):
+        write_folder(out, fill)
 
 
-def opened(model: str, **options: Any) -> "load_model.Subject":
+def opened(model: str, **options: Any) -> "later.load_model.Subject":
     """Open the saved model of a command, from the options above, without the library's progress bars."""
     load_torch()
-    logging.disable_progress_bar()
+    later.transformers.utils.logging.disable_progress_bar()
     with doing("loading the model"):
-        return load_model.open_model(model, **options)
+        return later.load_model.open_model(model, **options)

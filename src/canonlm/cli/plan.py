@@ -6,19 +6,11 @@ from typing import Annotated
 
 import typer
 
-from canonlm.cli import completion
-from canonlm.cli.lazy import on_use
+from canonlm.cli import completion, later
 from canonlm.cli.options import TrustRecipe
 from canonlm.cli.status import doing, load_torch, say
 from canonlm.core import user_code
 from canonlm.core.errors import closest, shown
-
-with on_use():
-    from canonlm import tasks
-    from canonlm.launch import plan as planning
-    from canonlm.launch import recipes
-    from canonlm.models import names
-    from canonlm.train import build, config, load_config
 
 OVERRIDES = typer.Argument(help="Settings to change, such as parallel.tp=2.", metavar="KEY=VALUE")
 WHAT = typer.Argument(
@@ -51,7 +43,7 @@ def plan(
     cannot be divided over the GPUs, is an error. For a task: a run of each architecture, and all runs of
     `canonlm play`.
     """
-    if what in tasks.names() or user_code.is_reference(what):
+    if what in later.tasks.names() or user_code.is_reference(what):
         _plan_task(what, overrides or [], 1 if gpus is None else gpus, gpu, mfu, preset, difficulty, arch)
     else:
         _plan_recipe(what, overrides or [], 8 if gpus is None else gpus, gpu, mfu, trust)
@@ -60,43 +52,45 @@ def plan(
 def _plan_task(
     task: str, overrides: list[str], gpus: int, gpu: str, mfu: float, preset: str, difficulty: str | None, archs: str
 ) -> None:
-    chosen = recipes.load_preset(task, preset, difficulty)
+    chosen = later.recipes.load_preset(task, preset, difficulty)
     raw = copy.deepcopy(chosen.run)
-    load_config.override(raw, overrides)
-    runs = [config.resolve(load_config.merge(raw, {"arch": name})) for name in names.split_names(archs)]
+    later.load_config.override(raw, overrides)
+    runs = [
+        later.config.resolve(later.load_config.merge(raw, {"arch": name})) for name in later.names.split_names(archs)
+    ]
     load_torch()
     for run in runs:
         _show(f"{run.arch} on {chosen.difficulty or chosen.task}, {preset}", run, gpus, gpu, mfu)
     repeats = len(chosen.lrs) * chosen.seeds
-    total = planning.cost([run for run in runs for _ in range(repeats)], gpu, mfu)
+    total = later.plan.cost([run for run in runs for _ in range(repeats)], gpu, mfu)
     rates = f"{len(chosen.lrs)} learning rates x {chosen.seeds} seeds"
     say(f"all {total.runs} runs, {rates} for each architecture")
     say(f"  {'tokens':<15} {total.tokens:,}")
     say(f"  {'FLOPs':<15} {total.flops:.3e}")
-    say(f"  {'time':<15} {_duration(total.hours * planning.HOUR / planning.DAY / gpus)}")
+    say(f"  {'time':<15} {_duration(total.hours * later.plan.HOUR / later.plan.DAY / gpus)}")
 
 
 def _plan_recipe(recipe: str, overrides: list[str], gpus: int, gpu: str, mfu: float, trust: bool) -> None:
     try:
-        path = recipes.find(recipe)
+        path = later.recipes.find(recipe)
     except ValueError as error:
-        if task := closest(recipe, tasks.names()):
+        if task := closest(recipe, later.tasks.names()):
             raise ValueError(f"{error} Or did you mean the task {shown(task[0])}?") from None
         raise
-    loaded = load_config.Recipe(path, overrides, trust=trust)  # a mistake in it is reported before torch is loaded
+    loaded = later.load_config.Recipe(path, overrides, trust=trust)  # reports mistakes before torch is loaded
     load_torch()
 
-    def check(run: "config.RunConfig") -> None:
-        build.build_model(planning.with_vocabulary(run), "meta")
+    def check(run: "later.config.RunConfig") -> None:
+        later.build.build_model(later.plan.with_vocabulary(run), "meta")
 
     with doing("reading the text and building the model"):
-        run = planning.with_vocabulary(loaded.checked(check))
+        run = later.plan.with_vocabulary(loaded.checked(check))
     _show(path.stem, run, gpus, gpu, mfu)
 
 
-def _show(name: str, run: "config.RunConfig", gpus: int, gpu: str, mfu: float) -> None:
+def _show(name: str, run: "later.config.RunConfig", gpus: int, gpu: str, mfu: float) -> None:
     with doing("estimating memory and FLOPs"):
-        planned = planning.make_plan(run, gpus, gpu, mfu)
+        planned = later.plan.make_plan(run, gpus, gpu, mfu)
     train, parallel = run.train, run.parallel
     layout = [f"weights and optimizer over {planned.shards}"]
     layout += [f"in {parallel.dp_replicate} copies"] * (parallel.dp_replicate > 1)
@@ -110,8 +104,8 @@ def _show(name: str, run: "config.RunConfig", gpus: int, gpu: str, mfu: float) -
         "FLOPs": f"{planned.flops:.3e}  ({planned.flops_per_token:.3e} per token, forward and backward)",
         "layout": ", ".join(layout),
         "windows": f"{planned.windows:,} per GPU, {planned.micro_batch:,} at a time" + times,
-        "memory": f"{planning.readable(planned.memory.total)} of {planning.readable(planned.usable)} per GPU",
-        **{f"  {part}": planning.readable(size) for part, size in asdict(planned.memory).items()},
+        "memory": f"{later.plan.readable(planned.memory.total)} of {later.plan.readable(planned.usable)} per GPU",
+        **{f"  {part}": later.plan.readable(size) for part, size in asdict(planned.memory).items()},
         "time": f"{_duration(planned.days)} at {mfu:.0%} of {planned.peak / 1e12:,.0f} TFLOP/s",
     }
     say(f"{name} on {gpus:,} x {gpu}")

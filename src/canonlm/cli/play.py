@@ -7,18 +7,10 @@ from typing import Annotated
 
 import typer
 
-from canonlm.cli import completion
-from canonlm.cli.lazy import on_use
+from canonlm.cli import completion, later
 from canonlm.cli.options import Match
 from canonlm.cli.status import doing, keep_going, load_torch, say
 from canonlm.core.errors import expected
-
-with on_use():
-    from canonlm.cli import live, report
-    from canonlm.launch import grid as grids
-    from canonlm.launch import recipes
-    from canonlm.models import names
-    from canonlm.suites import birth_years
 
 TASK = typer.Argument(
     help="A task; `canonlm tasks` lists them. FILE.py:NAME: one of yours. text: prepared text, with data=FOLDER.",
@@ -60,20 +52,22 @@ def play(
     run; the same command continues where it stopped and repeats nothing that is finished.
     """
     keep_going()
-    chosen, rates = recipes.load_preset(task, preset, difficulty), _rates(lr)  # mistakes are reported at once
+    chosen, rates = later.recipes.load_preset(task, preset, difficulty), _rates(lr)  # mistakes are reported at once
     for option, number in (("--jobs", jobs), ("--seeds", seeds)):
         if number is not None and number < 1:
             raise expected(option, "an integer >= 1", number)
     folder = out or Path("runs") / f"{chosen.difficulty or chosen.task}-{preset}"
     load_torch()
-    archs = names.split_names(arch)
+    archs = later.names.split_names(arch)
     with doing("checking the models (the first time, the task is compiled)"):
-        runs = grids.plan(chosen, folder, archs=archs, lrs=rates, seeds=seeds, overrides=overrides or [], match=match)
-    grids.write_plan(runs, chosen, folder, shlex.join(["canonlm", *sys.argv[1:]]))
+        runs = later.grid.plan(
+            chosen, folder, archs=archs, lrs=rates, seeds=seeds, overrides=overrides or [], match=match
+        )
+    later.grid.write_plan(runs, chosen, folder, shlex.join(["canonlm", *sys.argv[1:]]))
 
-    page = live.LivePage(folder)
+    page = later.live.LivePage(folder)
     try:
-        grid = live.follow_grid(runs, jobs, page)
+        grid = later.live.follow_grid(runs, jobs, page)
         for progress in grid:
             if progress.state == "finished" and progress.run.task is None:
                 _ask_birth_years(progress.run)
@@ -81,16 +75,16 @@ def play(
         page.write(live=False)
         say(f"\ncanonlm: interrupted; every run is saved in {folder}. The same command continues.", file=sys.stderr)
         return 130
-    report.show(folder)
+    later.report.show(folder)
     failed = [progress for progress in grid if progress.state == "failed"]
     for progress in failed:
         say(f"canonlm: {progress.run.name} failed: {progress.message}", file=sys.stderr)
     return 1 if failed else 0
 
 
-def _ask_birth_years(run: "grids.PlannedRun") -> None:
+def _ask_birth_years(run: "later.grid.PlannedRun") -> None:
     try:
-        birth_years.ask(run.folder, run.config)
+        later.birth_years.ask(run.folder, run.config)
     except ValueError as error:  # windows too short for a question; the losses are still reported
         say(f"canonlm: {run.name}: no birth-year questions: {error}", file=sys.stderr)
 

@@ -6,15 +6,12 @@ from typing import Annotated
 
 import typer
 
-from canonlm.cli.lazy import on_use
+from canonlm.cli import later
 from canonlm.cli.options import NewFolder
 from canonlm.cli.status import Reading, keep_going, say
 from canonlm.core.errors import expected
 from canonlm.data.index import Index
 from canonlm.data.index import check as compare
-
-with on_use():
-    from canonlm.data import prepare as preparation
 
 FOLDER = typer.Argument(help="A folder that `canonlm data prepare` wrote.", metavar="FOLDER")
 OPTIONS = typer.Argument(help="Options of the executor, such as partition=cpu time=4:00:00.", metavar="KEY=VALUE")
@@ -65,7 +62,7 @@ def prepare(
     keep_going()
     try:
         with Reading() as bar:
-            index = preparation.prepare(
+            index = later.prepare.prepare(
                 out, inputs, tokenizer=tokenizer, text_key=text_key, glob=glob, exclude=exclude or (), bos=bos, eos=eos,
                 validation=validation, seed=seed, tasks=tasks, workers=workers, max_bad=max_bad, executor=executor,
                 options=given, on_progress=bar,

@@ -8,16 +8,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from canonlm.cli.lazy import on_use
+from canonlm.cli import later
 from canonlm.cli.options import TrustModel
 from canonlm.cli.status import doing, load_torch
 from canonlm.core.errors import expected, writing
 from canonlm.core.files import write_json
-
-with on_use():
-    from canonlm import tasks
-    from canonlm.suites import probe as probing
-    from canonlm.train import build, checkpoint, load_config
 
 RUN = typer.Argument(help="The folder of a Lano run, such as runs/lano-tiny/runs/….", metavar="RUN")
 LAYER = typer.Option(help="0: the embeddings; 1, 2, …: after that block; -1: what the output head reads.")
@@ -39,8 +34,8 @@ def probe(
     """
     if not (run / "config.yaml").is_file():
         raise expected("RUN", "a run folder (with a config.yaml)", str(run))
-    config = load_config.load(run / "config.yaml", trust=trust_remote_code)
-    if not isinstance(task := config.built_task, tasks.Lano):
+    config = later.load_config.load(run / "config.yaml", trust=trust_remote_code)
+    if not isinstance(task := config.built_task, later.tasks.Lano):
         raise expected("RUN", "a run of lano, the task whose sentences have a parse tree", task and task.name)
     if not any((run / "checkpoints").glob("step-*")):
         raise expected("RUN", "a run that has saved a checkpoint", str(run))
@@ -49,10 +44,10 @@ def probe(
         raise expected("--layer", f"0 to {layers}, or -1 for the last", layer)
 
     load_torch()
-    model = checkpoint.load_model(run, config=config, trust_remote_code=trust_remote_code).module
-    model.to(build.pick_device("auto"))  # type: ignore[arg-type]  # the library's wrapper confuses the checker
+    model = later.checkpoint.load_model(run, config=config, trust_remote_code=trust_remote_code).module
+    model.to(later.build.pick_device("auto"))  # type: ignore[arg-type]  # the library's wrapper confuses the checker
     with doing("fitting classifiers"):
-        levels = probing.probe(model, task, layer=layer, seed=config.train.seed, fit=fit, test=test)
+        levels = later.probe.probe(model, task, layer=layer, seed=config.train.seed, fit=fit, test=test)
     with writing("RUN", run):
         write_json(
             run / "probe.json", {"layer": layer, "fit": fit, "test": test, "levels": [asdict(x) for x in levels]}

@@ -11,21 +11,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from canonlm.cli import completion
-from canonlm.cli.lazy import on_use
+from canonlm.cli import completion, later
 from canonlm.cli.options import Jobs, Match
 from canonlm.cli.status import doing, keep_going, load_torch, say
 from canonlm.core.errors import expected, writing
 from canonlm.core.files import make_folder, write_text
-
-with on_use():
-    from canonlm.experiments import ledger, profile_results, replicate, schema
-    from canonlm.experiments import profile as profiles
-    from canonlm.launch import plan as planning
-    from canonlm.launch import queue
-    from canonlm.models import names as arch_names
-    from canonlm.report import profile as profile_text
-    from canonlm.report import profile_page
 
 ARCHS = typer.Argument(
     help="Architectures, separated by commas; the others are compared with the first. `canonlm archs` lists them; "
@@ -69,8 +59,8 @@ def profile(
     keep_going()
     load_torch()
     requested = [part.strip() for part in tasks.split(",")] if tasks else []
-    names = arch_names.split_names(",".join(archs))
-    experiment = profiles.profile(names, requested, seeds=seeds, quick=quick, match=match)
+    names = later.names.split_names(",".join(archs))
+    experiment = later.profiles.profile(names, requested, seeds=seeds, quick=quick, match=match)
     following = _Following(experiment, out, jobs)
     with doing("timing a few steps of each model"):
         left = following.left()
@@ -79,14 +69,15 @@ def profile(
         return 0
     say(left, flush=True)
     try:
-        following.outcomes |= replicate.replicate([experiment], profiles.SCALE, out, jobs=jobs, on_event=following)
+        scale = later.profiles.SCALE
+        following.outcomes |= later.replicate.replicate([experiment], scale, out, jobs=jobs, on_event=following)
     except KeyboardInterrupt as stop:
         following.write()
         say(f"canonlm: interrupted; {stop}", file=sys.stderr)
         return 130
 
     shown = following.write()
-    say("\n".join([*profile_text.headlines(shown), *profile_text.verdicts(shown)]))
+    say("\n".join([*later.profile_text.headlines(shown), *later.profile_text.verdicts(shown)]))
     say(f"wrote {following.page}")
     failed = sorted(run for run, outcome in following.outcomes.items() if outcome is None)
     for run in failed:
@@ -97,20 +88,17 @@ def profile(
 class _Following:
     """Follows the runs of a profile: prints each event, and writes the page when a reported run has finished."""
 
-    def __init__(self, experiment: "schema.Experiment", out: Path, jobs: int) -> None:
+    def __init__(self, experiment: "later.schema.Experiment", out: Path, jobs: int) -> None:
         self.experiment, self.out, self.page = experiment, out, out / "profile.html"
-        self.pace = planning.Pace(jobs)
-        self.outcomes = ledger.outcomes_of([experiment], profiles.SCALE, out)
+        self.jobs, self.progress = jobs, dict[str, later.play.Progress]()
+        self.outcomes = later.ledger.outcomes_of([experiment], later.profiles.SCALE, out)
 
-    def __call__(self, event: "queue.Event") -> None:
+    def __call__(self, event: "later.queue.Event") -> None:
         run, message = event.run, f": {event.message}" if event.message else ""
-        if event.kind == "started":
-            self.pace.started(run.name)
-        else:
-            self.pace.ended(run.name, run.config, event.kind == "finished")
+        self._progress_of(run.name, run.config).take_event(event)
         if event.kind in ("finished", "failed"):
             # Also the runs of other workers.
-            self.outcomes = ledger.outcomes_of([self.experiment], profiles.SCALE, self.out, self.outcomes)
+            self.outcomes = later.ledger.outcomes_of([self.experiment], later.profiles.SCALE, self.out, self.outcomes)
             self.outcomes.setdefault(run.name, None)
             message += f"  ({self.left()})"
             if run.config.train.eval_split == "test":
@@ -119,27 +107,35 @@ class _Following:
 
     def left(self) -> str:
         """`17 of 72 runs, about 43 min left`"""
-        runs = profiles.runs_of(self.experiment, self.outcomes)
+        runs = later.profiles.runs_of(self.experiment, self.outcomes)
         done = sum(run.name in self.outcomes for run in runs)
-        minutes = self.pace.left(runs, self.outcomes) / 60
-        return f"{done} of {len(runs)} runs" + (
-            f", about {max(1, round(minutes))} min left" if done < len(runs) else ""
-        )
+        if done == len(runs):
+            return f"{done} of {len(runs)} runs"
+        grid = [self._progress_of(*run) for run in runs]
+        for progress in grid:
+            progress.update()
+        rest = [each for each in grid if each.state == "finished" or each.run.name not in self.outcomes]
+        seconds = later.play.grid_time_left(rest, self.jobs, later.plan.timed_steps) or 0.0
+        return f"{done} of {len(runs)} runs, about {max(1, round(seconds / 60))} min left"
 
-    def write(self) -> "profile_results.Profile":
-        shown = profile_results.profiled(self.experiment, self.outcomes)
+    def _progress_of(self, name: str, config: "later.config.RunConfig") -> "later.play.Progress":
+        run = later.grid.PlannedRun(name, self.out / "runs" / name, config)
+        return self.progress.setdefault(name, later.play.Progress(run))
+
+    def write(self) -> "later.profile_results.Profile":
+        shown = later.profile_results.profiled(self.experiment, self.outcomes)
         with writing("--out", self.out):
             make_folder(self.out)
-            write_text(self.page, profile_page.html(shown, shlex.join(["canonlm", *sys.argv[1:]])))
+            write_text(self.page, later.profile_page.html(shown, shlex.join(["canonlm", *sys.argv[1:]])))
         return shown
 
     def show_plan(self) -> None:
-        runs = profiles.runs_of(self.experiment, self.outcomes)
+        runs = later.profiles.runs_of(self.experiment, self.outcomes)
         named = [((str((run.config.task or {})["name"]), run.config.arch), run.config) for run in runs]
         models, counts = dict(named), Counter(key for key, _ in named)
         table = Table("task", "architecture", "runs", "steps", "minutes a run", box=None, padding=(0, 2, 0, 0))
         for (task, arch), config in models.items():
-            minutes = self.pace.predicted(config) / 60
-            table.add_row(task, arch, str(counts[task, arch]), f"{config.train.steps:,}", f"{minutes:.1f}")
+            seconds = later.plan.START_SECONDS + later.plan.tokens_of(config) * later.plan.timed_steps(config)
+            table.add_row(task, arch, str(counts[task, arch]), f"{config.train.steps:,}", f"{seconds / 60:.1f}")
         Console(soft_wrap=True).print(table)
-        say(f"{self.left()}, {self.pace.jobs} at a time, estimated from a few timed steps of each model")
+        say(f"{self.left()}, {self.jobs} at a time, estimated from a few timed steps of each model")

@@ -4,14 +4,10 @@ from typing import Any
 
 from rich.table import Table
 
-from canonlm.cli.lazy import on_use
+from canonlm.cli import later
 from canonlm.cli.options import Overrides, Recipe
 from canonlm.cli.status import doing, load_torch, say, wide_console
 from canonlm.runs.identity import short_size
-
-with on_use():
-    from canonlm.launch import recipes
-    from canonlm.train import build, config, load_config
 
 
 def list_() -> None:
@@ -23,13 +19,13 @@ def list_() -> None:
         column.justify = "right"
     parameters: dict[str, str] = {}
     with doing("counting parameters"):
-        runs = {name: load_config.load(path) for name, path in recipes.recipes().items()}
+        runs = {name: later.load_config.load(path) for name, path in later.recipes.recipes().items()}
         for run in runs.values():
             model = f"{run.arch} {run.model}"
             if run.model.vocab_size is None:
                 parameters[model] = "by its data"  # its tokenizer sets the size of the vocabulary
             elif model not in parameters:
-                parameters[model] = short_size(build.build_model(run, "meta").num_parameters) or "0"
+                parameters[model] = short_size(later.build.build_model(run, "meta").num_parameters) or "0"
     for name, run in runs.items():
         model, windows, seq_len = f"{run.arch} {run.model}", run.train.batch_size, run.data.seq_len
         tokens = short_size(run.train.steps * windows * seq_len)
@@ -39,12 +35,12 @@ def list_() -> None:
 
 def show(recipe: Recipe, overrides: Overrides = None) -> None:
     """Print the whole configuration of a recipe, as YAML that `canonlm train` takes."""
-    say(load_config.load(recipes.find(recipe), overrides or []).to_yaml(), end="")
+    say(later.load_config.load(later.recipes.find(recipe), overrides or []).to_yaml(), end="")
 
 
 def diff(left: Recipe, right: Recipe) -> None:
     """Print the settings in which two recipes differ."""
-    changed = config.differences(*(load_config.load(recipes.find(name)) for name in (left, right)))
+    changed = later.config.differences(*(later.load_config.load(later.recipes.find(name)) for name in (left, right)))
     if not changed:
         say("no difference")
         return

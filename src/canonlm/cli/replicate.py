@@ -10,17 +10,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from canonlm.cli import completion
+from canonlm.cli import completion, later
 from canonlm.cli.claims import lines_of
-from canonlm.cli.lazy import on_use
 from canonlm.cli.options import Jobs, SlurmSettings, SlurmWorkers
 from canonlm.cli.status import doing, keep_going, load_torch, say
 from canonlm.cli.work import submit
 from canonlm.core.errors import brief
-
-with on_use():
-    from canonlm.experiments import claims, ledger, schema
-    from canonlm.experiments import replicate as replication
 
 NAME = typer.Argument(
     help="fig4, fig5, fig7, fig10, fig12, fig13, fig14, fig24 to fig29, capacity, hops, text; all; or a YAML file of "
@@ -67,23 +62,23 @@ def replicate(
         raise ValueError(f"{brief(job[0])}: settings of a job only work with --slurm")
     load_torch()
     settings = [part.strip() for part in only.split(",")] if only else []
-    experiments = replication.chosen(name, scale, settings, seed_set=seed_set, trust=trust)
+    experiments = later.replicate.chosen(name, scale, settings, seed_set=seed_set, trust=trust)
     if slurm:
-        place = name if name == "all" or name in schema.names() else str(Path(name).absolute())
+        place = name if name == "all" or name in later.schema.names() else str(Path(name).absolute())
         arguments = ["replicate", place, "--scale", scale, "--out", str(out.absolute()), "--jobs", str(jobs)]
         arguments += ["--trust"] if trust else []
         arguments += ["--seed-set", str(seed_set)] if seed_set else []
         arguments += ["--export", str(export.absolute())] if export is not None else []
         return submit(out, [*arguments, *(["--only", only] if only else [])], job or [], dry_run)
-    exported = ledger.read(export) if export is not None else {}
+    exported = later.ledger.read(export) if export is not None else {}
     if dry_run:
         with doing("counting runs and FLOPs"):
-            estimates = replication.estimate(experiments, scale, out, gpu, settings, exported)
+            estimates = later.replicate.estimate(experiments, scale, out, gpu, settings, exported)
         _print_estimates(estimates, scale, gpu)
         return 0
     keep_going()
     try:
-        outcomes = replication.replicate(
+        outcomes = later.replicate.replicate(
             experiments,
             scale,
             out,
@@ -97,12 +92,12 @@ def replicate(
         return 130
     finally:
         if export is not None:
-            ledger.export(experiments, scale, out, export)
+            later.ledger.export(experiments, scale, out, export)
     by_name = {experiment.name: experiment for experiment in experiments}
-    for verdict in replication.verdicts(experiments, scale, outcomes):
+    for verdict in later.replicate.verdicts(experiments, scale, outcomes):
         experiment = by_name[verdict.experiment]
-        say("\n".join(lines_of(claims.of_verdict(experiment, verdict, outcomes))))
-        if other := replication.of_another_version(experiment, scale, out, verdict.runs):
+        say("\n".join(lines_of(later.claims.of_verdict(experiment, verdict, outcomes))))
+        if other := later.replicate.of_another_version(experiment, scale, out, verdict.runs):
             say(f"     {other} of its runs were trained for another version of the experiment's file")
     failed = sorted(run for run, outcome in outcomes.items() if outcome is None)
     for run in failed:
@@ -110,7 +105,7 @@ def replicate(
     return 1 if failed else 0
 
 
-def _print_estimates(estimates: "Sequence[replication.Estimate]", scale: str, gpu: str) -> None:
+def _print_estimates(estimates: "Sequence[later.replicate.Estimate]", scale: str, gpu: str) -> None:
     on_this_machine, on_the_gpu = "CPU hours here", f"hours of one {gpu}"
     cells = ["cells"] if scale == "paper" else []
     columns = ["runs", *cells, "done", "tokens", "FLOPs", on_this_machine, on_the_gpu]

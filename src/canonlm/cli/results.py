@@ -6,11 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+import polars as pl
 import typer
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from canonlm.cli.lazy import on_use
 from canonlm.cli.options import write_to
 from canonlm.cli.status import say, wide_console
 from canonlm.core.errors import writing
@@ -22,9 +22,6 @@ from canonlm.report import results_tables as tables
 from canonlm.runs import table
 from canonlm.runs.gather import gather
 from canonlm.runs.load import LeftOut
-
-with on_use():
-    import polars as pl
 
 GIVEN = typer.Argument(
     help="Folders of runs, or of results of `canonlm eval`, to put beside the published ones. Filters: arch=GLA5,GDN2, "
@@ -101,7 +98,7 @@ def _split(given: Iterable[str]) -> tuple[list[Path], list[str]]:
     return folders, filters
 
 
-def _read(folders: list[Path], curves: bool) -> "tuple[pl.DataFrame, list[LeftOut]]":
+def _read(folders: list[Path], curves: bool) -> tuple[pl.DataFrame, list[LeftOut]]:
     published_rows = published.curves() if curves else published.everything()
     if not folders:
         return published_rows, []
@@ -118,7 +115,7 @@ def _page(folders: list[Path], filters: list[str], out: Path) -> Sequence[LeftOu
     return shown.left_out
 
 
-def _show(numbers: "pl.DataFrame", group: str | None, paired: bool, usual: bool) -> None:
+def _show(numbers: pl.DataFrame, group: str | None, paired: bool, usual: bool) -> None:
     """Print the tables of a group. Without one: of all groups with numbers of the user, or else of the short group."""
     if paired:
         numbers = table.paired(numbers)
@@ -144,7 +141,7 @@ def _show(numbers: "pl.DataFrame", group: str | None, paired: bool, usual: bool)
         console.print("nothing: no results are left" + (", or no two that differ in Canon alone" if paired else ""))
 
 
-def _default_rows(rows: "pl.DataFrame") -> "pl.DataFrame":
+def _default_rows(rows: pl.DataFrame) -> pl.DataFrame:
     """The rows of the release's models, the user's, and the paper's for synthetic tasks; all rows if there are none."""
     kept = rows.filter(pl.col("source").is_in(["published", "yours"]) | pl.col("task").is_in(list(DIFFICULTIES)))
     return kept if len(kept) else rows

@@ -12,14 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
-from canonlm.cli.lazy import on_use
-
-with on_use():  # `canonlm --help` needs none of them
-    from rich import console
-    from rich import progress as rich
-
-    from canonlm.core import errors
-    from canonlm.data import prepare
+from canonlm.cli import later
 
 PATIENCE = 1.0
 """Seconds before a line is shown."""
@@ -41,13 +34,13 @@ class PlainWarnings(logging.Formatter):
 
 
 def _plain(text: str) -> str:
-    return re.sub(r"[^\n\t]+", lambda match: errors.plain(match[0]), text)
+    return re.sub(r"[^\n\t]+", lambda match: later.errors.plain(match[0]), text)
 
 
-def wide_console(width: int = 160, **options: Any) -> "console.Console":
+def wide_console(width: int = 160, **options: Any) -> "later.console.Console":
     """A console for tables, as wide as the terminal. A log has no width of its own, and 80 columns would cut rows."""
-    terminal = console.Console(**options)
-    return terminal if terminal.is_terminal else console.Console(width=width, **options)
+    terminal = later.console.Console(**options)
+    return terminal if terminal.is_terminal else later.console.Console(width=width, **options)
 
 
 @contextmanager
@@ -79,9 +72,10 @@ class Bars:
     """A bar on a terminal; elsewhere a line now and then. Shown during a `with` block, on standard error, so that the
     output can be piped."""
 
-    def __init__(self, *columns: "rich.ProgressColumn | str") -> None:
-        terminal = console.Console(stderr=True)
-        self._bars = rich.Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal)
+    def __init__(self, *columns: "later.progress.ProgressColumn | str") -> None:
+        terminal = later.console.Console(stderr=True)
+        is_log = not terminal.is_terminal
+        self._bars = later.progress.Progress(*columns, console=terminal, transient=True, disable=is_log)
         self._last = time.monotonic()
 
     def line(self, text: str) -> None:
@@ -104,6 +98,7 @@ class Count(Bars):
     """
 
     def __init__(self, total: int, *phases: str) -> None:
+        rich = later.progress
         bar, percent, left = rich.BarColumn(), rich.TaskProgressColumn(), rich.TimeRemainingColumn()
         super().__init__("{task.description}", bar, percent, left, "{task.fields[rate]}")
         self.total = total
@@ -122,12 +117,12 @@ class Reading(Bars):
     """Progress of `canonlm data prepare`: in bytes, with documents and tokens."""
 
     def __init__(self) -> None:
-        bar, left = rich.BarColumn(), rich.TimeRemainingColumn()
+        bar, left = later.progress.BarColumn(), later.progress.TimeRemainingColumn()
         counts = "{task.fields[documents]:,} documents  {task.fields[tokens]:,} tokens"
-        super().__init__(bar, rich.DownloadColumn(), rich.TransferSpeedColumn(), left, counts)
+        super().__init__(bar, later.progress.DownloadColumn(), later.progress.TransferSpeedColumn(), left, counts)
         self._task = self._bars.add_task("", total=None, documents=0, tokens=0)
 
-    def __call__(self, now: "prepare.Progress") -> None:
+    def __call__(self, now: "later.prepare.Progress") -> None:
         self._bars.update(self._task, completed=now.read, total=now.total, documents=now.documents, tokens=now.tokens)
         share = f"{now.read / 1e6:,.0f} of {now.total / 1e6:,.0f} MB"
         self.line(f"{share}, {now.documents:,} documents, {now.tokens:,} tokens")

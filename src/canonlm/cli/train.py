@@ -2,16 +2,11 @@
 
 from pathlib import Path
 
-from canonlm.cli.lazy import on_use
+from canonlm.cli import later
 from canonlm.cli.options import Overrides, Recipe, RunFolder, TrustRecipe
 from canonlm.cli.status import doing, keep_going, load_torch, say
 from canonlm.core.ranks import prints
 from canonlm.train.signals import follow_parent
-
-with on_use():
-    from canonlm.cli import live
-    from canonlm.launch import recipes
-    from canonlm.train import build, data, load_config, loop, machine
 
 
 def train(
@@ -29,18 +24,18 @@ def train(
     """
     follow_parent()
     keep_going()
-    path = recipes.find(recipe)
-    loaded = load_config.Recipe(path, overrides or [], trust=trust, trains=True)  # mistakes are reported before torch
+    path = later.recipes.find(recipe)
+    loaded = later.load_config.Recipe(path, overrides or [], trust=trust, trains=True)  # reports mistakes before torch
     load_torch()
-    machine.keep_freed_memory()
+    later.machine.keep_freed_memory()
     with doing("reading the data and checking the model"):
-        run = loaded.checked(lambda run: build.check(data.complete(run)))
+        run = loaded.checked(lambda run: later.build.check(later.train_data.complete(run)))
     folder = out or Path("runs") / path.stem
     try:
-        with live.follow_run(run, folder) as on_row:
-            result = loop.train(run, folder, on_row)
+        with later.live.follow_run(run, folder) as on_row:
+            result = later.loop.train(run, folder, on_row)
         code, message = 0, f"finished: {result['steps']} steps, {result['tokens']} tokens"
-    except loop.Interrupted as error:
+    except later.loop.Interrupted as error:
         code, message = 130, f"canonlm: {error}"
     if prints():
         say(message, flush=True)

@@ -8,18 +8,12 @@ from typing import Annotated
 
 import typer
 
-from canonlm.cli import main
+from canonlm.cli import later, main
 from canonlm.cli.cost import show_cost
-from canonlm.cli.lazy import on_use
 from canonlm.cli.options import SlurmSettings, SlurmWorkers
 from canonlm.cli.status import keep_going, say
 from canonlm.core.errors import brief, expected
 from canonlm.runs.folder import configured
-
-with on_use():
-    from canonlm.launch import grid, queue
-    from canonlm.launch import slurm as slurm_jobs
-    from canonlm.train import load_config
 
 FOLDER = typer.Argument(help="A folder of runs, or a play folder.", metavar="DIR")
 JOBS = typer.Option(help="How many runs at a time, each in its own process; small models share a GPU.")
@@ -63,28 +57,28 @@ def work(
     return _work(folder, jobs, trust)
 
 
-def _plan(folder: Path, trust: bool) -> "list[grid.PlannedRun]":
+def _plan(folder: Path, trust: bool) -> "list[later.grid.PlannedRun]":
     """The runs of a folder. ValueError: one that cannot be read, or that needs --trust."""
     runs = []
     if not (folders := configured(folder)):
         raise expected("DIR", "a folder of runs, each with its config.yaml", str(folder))
     for path in folders:
-        recipe = load_config.Recipe(path / "config.yaml", trust=trust, trains=True)
-        runs.append(grid.PlannedRun(path.absolute().name, path, recipe.run))
+        recipe = later.load_config.Recipe(path / "config.yaml", trust=trust, trains=True)
+        runs.append(later.grid.PlannedRun(path.absolute().name, path, recipe.run))
     return runs
 
 
 def _work(folder: Path, jobs: int, trust: bool) -> int:
     known = {run.name: run for run in _plan(folder, trust)}
 
-    def plan() -> "list[grid.PlannedRun]":
+    def plan() -> "list[later.grid.PlannedRun]":
         """The runs now in the folder: some may be added while others train."""
         if {path.absolute().name for path in configured(folder)} != known.keys():
             known.update({run.name: run for run in _plan(folder, trust)})
         return list(known.values())
 
     try:
-        summary = queue.work(folder, plan, jobs=jobs, on_event=functools.partial(print, flush=True))
+        summary = later.queue.work(folder, plan, jobs=jobs, on_event=functools.partial(print, flush=True))
     except KeyboardInterrupt as stop:
         say(f"canonlm: interrupted; {stop}", file=sys.stderr)
         return 130
@@ -95,7 +89,7 @@ def _work(folder: Path, jobs: int, trust: bool) -> int:
 
 
 def _status(folder: Path, trust: bool) -> int:
-    rows = queue.state(folder, lambda: _plan(folder, trust))
+    rows = later.queue.state(folder, lambda: _plan(folder, trust))
     for row in rows:
         say(_line(row))
     counts = Counter(row.state for row in rows)
@@ -103,7 +97,7 @@ def _status(folder: Path, trust: bool) -> int:
     return 0
 
 
-def _line(row: "queue.Row") -> str:
+def _line(row: "later.queue.Row") -> str:
     text = f"{row.name}: {row.state}, step {row.step}/{row.steps}"
     if row.state == "running":
         text += f", on {row.host} (process {row.pid}), last heartbeat {row.silent:.0f} s ago"
@@ -119,12 +113,12 @@ def _slurm(folder: Path, pairs: list[str], jobs: int, dry_run: bool, trust: bool
 def submit(folder: Path, arguments: list[str], pairs: list[str], dry_run: bool) -> int:
     """Start workers as a SLURM job array: each runs `canonlm` with these arguments. pairs: the job's settings."""
     array = [pair for pair in pairs if pair.startswith("array=")]
-    settings = slurm_jobs.parse([pair for pair in pairs if pair not in array])
-    workers = slurm_jobs.Workers(folder, arguments, _count(array), settings, main)
+    settings = later.slurm.parse([pair for pair in pairs if pair not in array])
+    jobs = later.slurm.workers(folder, arguments, _count(array), settings, main)
     if dry_run:
-        print(workers.script)
+        print(jobs.script)
         return 0
-    queued = workers.submit()
+    queued = jobs.submit()
     (first, log), (last, _) = queued[0], queued[-1]
     say(f"{len(queued)} jobs are in the queue, {first} to {last}; the log of the first: {log}")
     return 0

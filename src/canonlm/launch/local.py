@@ -16,6 +16,7 @@ from canonlm.core.untrusted import last_lines
 from canonlm.launch import fork_server
 from canonlm.launch.grid import PlannedRun
 from canonlm.runs.rows import one_line
+from canonlm.train.load_config import create_folder
 from canonlm.train.signals import PARENT
 
 MAX_MESSAGE = 500  # letters
@@ -39,14 +40,12 @@ def gpus() -> list[str]:
     return visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
 
 
-def start_process(
-    run: PlannedRun, slot: int, devices: Sequence[str], environment: Mapping[str, str] | None = None
-) -> Process:
-    """Train a run with an existing folder in a new process, which ends when this one does. Its output goes to
-    `log.txt`. environment: of the new process; default: this process's."""
+def start_process(run: PlannedRun, slot: int, devices: Sequence[str], environment: Mapping[str, str]) -> Process:
+    """Train a run in a new process with this environment, which ends when this process does. Its output goes to
+    `log.txt`."""
+    create_folder(run.folder, run.config)
     threads = run.config.train.num_threads
-    env = {**(os.environ if environment is None else environment), PARENT: str(os.getpid())}
-    env["OMP_NUM_THREADS"] = str(threads or os.cpu_count() or 1)
+    env = {**environment, PARENT: str(os.getpid()), "OMP_NUM_THREADS": str(threads or os.cpu_count() or 1)}
     if devices:
         env["CUDA_VISIBLE_DEVICES"] = devices[slot % len(devices)]
     recipe = str(run.folder / "config.yaml")  # trusted: it has just been written from what the user typed

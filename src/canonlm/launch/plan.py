@@ -3,7 +3,7 @@ time that is left while they train."""
 
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -154,47 +154,15 @@ def time_left(runs: Collection[Timed], jobs: int) -> float:
     return max(sum(rest) / jobs, max(rest, default=0.0))
 
 
+_timed: dict[str, float] = {}
+
+
 def timed_steps(run: RunConfig) -> float:
-    """Seconds per token, measured on some steps of the model."""
-    return flops_per_token(build_model(run, "meta"), run.data.seq_len) / measure_speed([run])
-
-
-class Pace:
-    """Predicts the time of runs on this machine. seconds_per_token: called once for each task and architecture."""
-
-    def __init__(
-        self,
-        jobs: int,
-        seconds_per_token: Callable[[RunConfig], float] = timed_steps,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.jobs, self.seconds_per_token, self.clock = jobs, seconds_per_token, clock
-        self._measured: dict[tuple[object, ...], float] = {}
-        self._running: dict[str, float] = {}  # when each began
-        self._ended: list[Timed] = []
-
-    def predicted(self, config: RunConfig) -> float:
-        """Seconds of a complete run, by the timed steps alone."""
-        key = (config.task or {}).get("name"), config.arch, config.model.model_dump_json()
-        if key not in self._measured:
-            self._measured[key] = self.seconds_per_token(config)
-        return START_SECONDS + tokens_of(config) * self._measured[key]
-
-    def started(self, name: str) -> None:
-        self._running[name] = self.clock()
-
-    def ended(self, name: str, config: RunConfig, finished: bool) -> None:
-        """finished: whether the run counts as a measurement."""
-        begin = self._running.pop(name, None)
-        if finished and begin is not None:
-            self._ended.append(Timed(self.predicted(config), self.clock() - begin, ended=True))
-
-    def left(self, runs: Iterable[tuple[str, RunConfig]], done: Collection[str] = ()) -> float:
-        """Seconds until all of these runs are done, `jobs` at a time."""
-        now = self.clock()
-        rest = [Timed(self.predicted(config), now - self._running.get(name, now))
-                for name, config in runs if name not in done]  # fmt: skip
-        return time_left([*self._ended, *rest], self.jobs)
+    """Seconds per token, measured on some steps of the model, once for each task and model."""
+    key = f"{(run.task or {}).get('name')} {run.arch} {run.model}"
+    if key not in _timed:
+        _timed[key] = flops_per_token(build_model(run, "meta"), run.data.seq_len) / measure_speed([run])
+    return _timed[key]
 
 
 def measure_speed(runs: Sequence[RunConfig]) -> float:

@@ -1,6 +1,7 @@
 """Run the grid of `canonlm play` on this machine, and follow its progress: several runs at a time, in the order of the
 grid, each in its own folder."""
 
+import itertools
 import os
 import statistics
 import time
@@ -12,6 +13,7 @@ from canonlm.launch import local, queue
 from canonlm.launch.grid import PlannedRun
 from canonlm.launch.plan import START_SECONDS, Timed, time_left, tokens_of
 from canonlm.runs.watch import Followed
+from canonlm.train.config import RunConfig
 
 State = Literal["waiting", "running", "finished", "failed"]
 
@@ -87,21 +89,25 @@ def run_grid(runs: Sequence[PlannedRun], jobs: int, show: Callable[[list[Progres
     return shown
 
 
-def grid_time_left(grid: Sequence[Progress], jobs: int) -> float | None:
-    """Seconds until all runs have ended, `jobs` at a time, from the speeds that runs report. None until one has."""
+def grid_time_left(
+    grid: Sequence[Progress], jobs: int, seconds_per_token: Callable[[RunConfig], float] | None = None
+) -> float | None:
+    """Seconds until all runs have ended, `jobs` at a time, from the speeds that runs report. For models without one:
+    from `seconds_per_token` or, without it, from the others' mean speed; None if there is none."""
     speeds: dict[str, list[float]] = {}
     for progress in grid:
         if progress.train is not None and progress.train.tokens_per_s:
             speeds.setdefault(_model(progress), []).append(progress.train.tokens_per_s)
-    if not speeds:
+    if not speeds and seconds_per_token is None:
         return None
-    mean_speed = statistics.mean(speed for reported in speeds.values() for speed in reported)
 
     def predicted(progress: Progress, since: int) -> float:
         """Seconds from step `since` to the end, without evaluations and checkpoints."""
         config = progress.run.config
-        share = max(0, config.train.steps - since) / config.train.steps
-        return share * tokens_of(config) / statistics.mean(speeds.get(_model(progress), [mean_speed]))
+        tokens = tokens_of(config) * max(0, config.train.steps - since) / config.train.steps
+        if (reported := speeds.get(_model(progress))) is None and seconds_per_token is not None:
+            return tokens * seconds_per_token(config)
+        return tokens / statistics.mean(reported or itertools.chain(*speeds.values()))
 
     timed = [
         Timed(START_SECONDS + predicted(progress, progress.first_step), progress.seconds, ended=True)

@@ -33,7 +33,6 @@ from canonlm.launch.processes import STOPPED
 from canonlm.runs.folder import read_json
 from canonlm.runs.leases import Lease, Leases
 from canonlm.runs.watch import Followed
-from canonlm.train.load_config import create_folder
 from canonlm.train.signals import Signals
 
 MAX_FAILURES = 3
@@ -86,7 +85,7 @@ def work(
     devices: Sequence[str] | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
     interval: float = INTERVAL,
-    start: Start | None = None,
+    start: Start = start_process,
     on_poll: Callable[[], None] = lambda: None,
     tries: int = MAX_FAILURES,
 ) -> Summary:
@@ -110,7 +109,7 @@ def work(
     with writing("--out", root):
         folder = make_folder(root, "leases")
     on = local.gpus() if devices is None else devices
-    return _Worker(folder, plan, jobs, on, on_event, on_poll, interval, start or _start, tries).run()
+    return _Worker(folder, plan, jobs, on, on_event, on_poll, interval, start, tries).run()
 
 
 def state(root: Path, plan: Plan) -> list[Row]:
@@ -329,11 +328,6 @@ class _Heartbeat:
                 with suppress(OSError):  # the file system may answer at the next heartbeat
                     if not lease.beat():
                         self.lost.add(lease)
-
-
-def _start(run: PlannedRun, slot: int, devices: Sequence[str], environment: Mapping[str, str]) -> Process:
-    create_folder(run.folder, run.config)
-    return start_process(run, slot, devices, environment)
 
 
 def _is_finished(run: PlannedRun) -> bool:

@@ -40,135 +40,104 @@ OPTIONS = [
 """Options of sbatch, passed on unchanged: `mail_type=END` is `--mail-type=END`, `exclusive=true` is `--exclusive`."""
 
 
-@dataclass(frozen=True)
-class Job:
-    """One launch of the run in the folder `run`, with settings from `parse`."""
+def training(config: RunConfig, run: Path, settings: dict[str, Any], main: Callable[[list[str]], int]) -> "Jobs":
+    """A job that trains the run in the folder `run`. main: the command line, as a function: `canonlm.cli.main`."""
 
-    config: RunConfig
+    def call(launch: Path) -> tuple[Any, ...]:
+        return task, main, str(launch / "recipe.yaml"), str(run.absolute())
+
+    cpus = (config.train.num_threads or 1) + config.data.workers
+    # A failed task ends the others, which would wait for it.
+    return Jobs(run, settings, call, cpus, srun_args=("--kill-on-bad-exit=1",), recipe=config.to_yaml())
+
+
+def workers(
+    root: Path, arguments: list[str], count: int, settings: dict[str, Any], main: Callable[[list[str]], int]
+) -> "Jobs":
+    """`count` jobs. Each of their tasks is a worker for the runs in the folder `root`. `arguments`: those of the
+    command line."""
+    return Jobs(root, settings, lambda launch: (worker, main, arguments, "gpus" in settings), 2, count)
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """Jobs, as an array if there are several. run: the folder of their launches. settings: from `parse`. call: returns
+    the function that every task calls, and its arguments, for a launch's folder. cpus: per task, unless the settings
+    have `cpus_per_task`. recipe: the content of `recipe.yaml` in a launch's folder."""
+
     run: Path
     settings: dict[str, Any]
-    main: Callable[[list[str]], int]  # the command line, as a function: `canonlm.cli.main`
-
-    @property
-    def folder(self) -> Path:
-        """The launch's folder, which does not exist yet."""
-        return _next_launch(self.run)
+    call: Callable[[Path], tuple[Any, ...]]
+    cpus: int
+    count: int = 1
+    srun_args: tuple[str, ...] = ()
+    recipe: str | None = None
 
     @property
     def script(self) -> str:
         """The script for sbatch. ValueError: it cannot contain the folder's path."""
-        return _script(self._executor(self.folder))
+        executor = self._executor(_next_launch(self.run))
+        executor.parameters.update({"map_count": self.count} if self.count > 1 else {})
+        return executor._make_submission_file_text(executor._submitit_command_str, uid="")
 
-    def submit(self) -> tuple[str, Path]:
-        """Submit the job; returns its id and the output file of its first task.
+    def submit(self) -> list[tuple[str, Path]]:
+        """Submit the jobs, from a new launch folder with a copy of this package; returns each job's id and the output
+        file of its first task.
 
         ValueError: the folder cannot be written, this machine has no SLURM, or SLURM refuses the job.
         """
-        recipe = self.folder / "recipe.yaml"
-        arguments = task, self.main, str(recipe), str(self.run.absolute())
-        return _submit(self._executor, self.run, arguments, recipe=self.config.to_yaml())[0]
+        if shutil.which("sbatch") is None:
+            raise ValueError("--slurm needs the command sbatch, which this machine does not have")
+        folder, package = _next_launch(self.run), Path(canonlm.__file__).parent
+        with writing("--out", self.run):
+            make_folder(folder.parents[1], folder.parent.name)
+            folder.mkdir()
+            if self.recipe is not None:
+                write_text(folder / "recipe.yaml", self.recipe)
+            shutil.copytree(package, folder / "code" / "canonlm", ignore=shutil.ignore_patterns("__pycache__"))
+        try:
+            with redirect_stderr(io.StringIO()):  # submitit prints the error before it raises it
+                submitter = self._executor(folder)
+                with submitter.batch() if self.count > 1 else nullcontext():
+                    jobs = [submitter.submit(*self.call(folder)) for _ in range(self.count)]
+        except (FailedJobError, FailedSubmissionError) as error:
+            shutil.rmtree(folder)
+            raise ValueError(str(error)) from None
+        return [(job.job_id, job.paths.stdout) for job in jobs]
 
     def _executor(self, folder: Path) -> SlurmExecutor:
-        cpus = (self.config.train.num_threads or 1) + self.config.data.workers
-        # A failed task ends the others, which would wait for it.
-        return _executor(folder, self.run.name, self.settings, cpus, ["--kill-on-bad-exit=1"])
-
-
-@dataclass(frozen=True)
-class Workers:
-    """An array of `count` jobs. Each of their tasks is a worker for the runs in the folder `root`. `arguments`: those
-    of the command line."""
-
-    root: Path
-    arguments: list[str]
-    count: int
-    settings: dict[str, Any]
-    main: Callable[[list[str]], int]
-
-    @property
-    def script(self) -> str:
-        """As in `Job`."""
-        return _script(self._executor(_next_launch(self.root)), self.count)
-
-    def submit(self) -> list[tuple[str, Path]]:
-        """Submit the array; returns each job's id and the output file of its first worker. ValueError as in `Job`."""
-        one_gpu_each = "gpus" in self.settings
-        return _submit(self._executor, self.root, (worker, self.main, self.arguments, one_gpu_each), self.count)
-
-    def _executor(self, folder: Path) -> SlurmExecutor:
-        return _executor(folder, self.root.absolute().name, self.settings, 2, [], array_parallelism=self.count)
+        """The executor that writes the script of a launch."""
+        check_printable("--out", str(folder))
+        settings, cpus = self.settings, self.settings.get("cpus_per_task", self.cpus)
+        executor = _Executor(folder)
+        executor.update_parameters(
+            time=settings["time"],
+            nodes=settings["nodes"],
+            ntasks_per_node=settings["tasks"],
+            gpus_per_node=settings.get("gpus"),
+            cpus_per_task=cpus,
+            array_parallelism=self.count,
+            signal_delay_s=settings.get("signal_delay_s", SIGNAL_DELAY_S),
+            stderr_to_stdout=True,
+            additional_parameters={
+                "job_name": self.run.absolute().name,
+                "requeue": True,
+                **{key: value for key, value in settings.items() if key in OPTIONS},
+            },
+            # srun does not inherit sbatch's CPUs per task.
+            srun_args=[*self.srun_args, f"--cpus-per-task={cpus}"],
+            setup=[
+                f"export PYTHONPATH={shlex.quote(str(folder / 'code'))}${{PYTHONPATH:+:$PYTHONPATH}}",
+                f"export OMP_NUM_THREADS=${{OMP_NUM_THREADS:-{cpus}}}",
+            ],
+        )
+        return executor
 
 
 def _next_launch(run: Path) -> Path:
     launches = run.absolute() / "launch"
     numbers = [int(path.name) for path in launches.glob("*") if path.name.isdigit()]
     return launches / str(max(numbers, default=0) + 1)
-
-
-def _executor(
-    folder: Path, name: str, settings: dict[str, Any], cpus: int, srun_args: list[str], **parameters: Any
-) -> SlurmExecutor:
-    """The executor that writes the job's script. cpus: per task, unless the settings have `cpus_per_task`."""
-    check_printable("--out", str(folder))
-    cpus = settings.get("cpus_per_task", cpus)
-    executor = _Executor(folder)
-    executor.update_parameters(
-        time=settings["time"],
-        nodes=settings["nodes"],
-        ntasks_per_node=settings["tasks"],
-        gpus_per_node=settings.get("gpus"),
-        cpus_per_task=cpus,
-        signal_delay_s=settings.get("signal_delay_s", SIGNAL_DELAY_S),
-        stderr_to_stdout=True,
-        additional_parameters={
-            "job_name": name,
-            "requeue": True,
-            **{key: value for key, value in settings.items() if key in OPTIONS},
-        },
-        # srun does not inherit sbatch's CPUs per task.
-        srun_args=[*srun_args, f"--cpus-per-task={cpus}"],
-        setup=[
-            f"export PYTHONPATH={shlex.quote(str(folder / 'code'))}${{PYTHONPATH:+:$PYTHONPATH}}",
-            f"export OMP_NUM_THREADS=${{OMP_NUM_THREADS:-{cpus}}}",
-        ],
-        **parameters,
-    )
-    return executor
-
-
-def _script(executor: SlurmExecutor, count: int = 1) -> str:
-    parameters = {"map_count": count} if count > 1 else {}
-    executor.parameters.update(parameters)
-    return executor._make_submission_file_text(executor._submitit_command_str, uid="")
-
-
-def _submit(
-    executor: Callable[[Path], SlurmExecutor],
-    run: Path,
-    call: tuple[Any, ...],
-    count: int = 1,
-    recipe: str | None = None,
-) -> list[tuple[str, Path]]:
-    """Submit `count` jobs, as an array if several, each calling `call[0](*call[1:])`, from a new launch folder with
-    a copy of this package."""
-    if shutil.which("sbatch") is None:
-        raise ValueError("--slurm needs the command sbatch, which this machine does not have")
-    folder, package = _next_launch(run), Path(canonlm.__file__).parent
-    with writing("--out", run):
-        make_folder(folder.parents[1], folder.parent.name)
-        folder.mkdir()
-        if recipe is not None:
-            write_text(folder / "recipe.yaml", recipe)
-        shutil.copytree(package, folder / "code" / "canonlm", ignore=shutil.ignore_patterns("__pycache__"))
-    try:
-        with redirect_stderr(io.StringIO()):  # submitit prints the error before it raises it
-            submitter = executor(folder)
-            with submitter.batch() if count > 1 else nullcontext():
-                jobs = [submitter.submit(*call) for _ in range(count)]
-    except (FailedJobError, FailedSubmissionError) as error:
-        shutil.rmtree(folder)
-        raise ValueError(str(error)) from None
-    return [(job.job_id, job.paths.stdout) for job in jobs]
 
 
 class _Executor(SlurmExecutor):
