@@ -41,7 +41,7 @@ def canonize(model: Host, sites: str, *, init: str = "zero") -> Host:
     InvalidSetting (a ValueError) if it is not such a model, already has Canon layers, or cannot have these sites.
     """
     places = describe(model, sites, init=init)
-    text = _text(sites, init)
+    text = site_grammar.write(_variants(sites, init))  # with the start of layers that start as the identity
     install(model, places)
     host: Any = type(model)
     model.__class__ = canonized_class(host, text)
@@ -77,11 +77,6 @@ def decanonize(model: Host) -> Host:
 
 def _rename(model: PreTrainedModel, name: str) -> None:
     model.name_or_path = model.config.name_or_path = name
-
-
-def _text(sites: str, init: str) -> str:
-    """The sites as text for a saved model, with the start of layers that start as the identity."""
-    return site_grammar.write(_variants(sites, init))
 
 
 def _variants(sites: str, init: str) -> dict[str, Variant]:

@@ -183,7 +183,7 @@ def _mixer(path: str, module: nn.Module) -> Mixer | None:
     for _ in range(3):  # projections may be one or two modules deeper, in a module that has the mixer's input
         if roles := _roles(holder):
             break
-        inner = [(name, child) for name, child in holder.named_children() if _reaches_projections(child)]
+        inner = [(name, child) for name, child in holder.named_children() if any(map(_roles, child.modules()))]
         if not inner:
             return Mixer(path, module, path, path) if "Attention" in type(module).__name__ else None
         enter, holder = f"{enter}.{inner[0][0]}", inner[0][1]
@@ -210,10 +210,6 @@ def _roles(holder: nn.Module) -> dict[str, str]:
     return next(({role: roles[role]} for role in ("QKV", "all") if role in roles), {})
 
 
-def _reaches_projections(module: nn.Module) -> bool:
-    return any(_roles(part) for part in module.modules())
-
-
 def _is_projection(module: Any) -> bool:
     """A linear layer of any kind, not a module made of several."""
     if any(isinstance(getattr(module, name, None), int) for name in ("out_features", "nf")):
@@ -229,17 +225,14 @@ def _mlp(path: str, module: nn.Module) -> Mlp | None:
     enter, holder = path, module
     for _ in range(3):
         if names := _nonlinear_inputs(holder):
-            return Mlp(path, enter, path if path == enter else _outer(path, enter), [f"{enter}.{n}" for n in names])
+            leave = path if path == enter else enter.rpartition(".")[0] or path
+            return Mlp(path, enter, leave, [f"{enter}.{name}" for name in names])
         inner = [(name, child) for name, child in holder.named_children() if any(_nonlinear_inputs(child))]
         inner = inner or [(name, child) for name, child in holder.named_children() if list(child.children())]
         if not inner:
             return None
         enter, holder = f"{enter}.{inner[0][0]}", inner[0][1]
     return None
-
-
-def _outer(path: str, enter: str) -> str:
-    return enter.rpartition(".")[0] or path
 
 
 def _nonlinear_inputs(holder: nn.Module) -> list[str]:

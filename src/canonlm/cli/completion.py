@@ -25,16 +25,8 @@ def tasks() -> list[str]:
     return [name for name in _stems(RECIPES / "playground" / "tiny") if name not in ("default", "text")]
 
 
-def tasks_and_text() -> list[str]:
-    return [*tasks(), "text"]
-
-
 def recipes() -> list[str]:
     return [*_stems(RECIPES), *_stems(RECIPES / "published")]
-
-
-def recipes_and_tasks() -> list[str]:
-    return [*recipes(), *tasks()]
 
 
 def experiments() -> list[str]:

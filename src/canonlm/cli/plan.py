@@ -15,7 +15,7 @@ from canonlm.core.errors import closest, shown
 OVERRIDES = typer.Argument(help="Settings to change, such as parallel.tp=2.", metavar="KEY=VALUE")
 WHAT = typer.Argument(
     help="A recipe (`canonlm recipes list`), a YAML file, or a task.",
-    autocompletion=completion.recipes_and_tasks,
+    autocompletion=lambda: [*completion.recipes(), *completion.tasks()],
     metavar="WHAT",
 )
 PRESET = typer.Option(help="For a task: tiny, small or paper.", autocompletion=completion.presets)

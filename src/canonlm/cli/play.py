@@ -14,7 +14,7 @@ from canonlm.core.errors import expected
 
 TASK = typer.Argument(
     help="A task; `canonlm tasks` lists them. FILE.py:NAME: one of yours. text: prepared text, with data=FOLDER.",
-    autocompletion=completion.tasks_and_text,
+    autocompletion=lambda: [*completion.tasks(), "text"],
     metavar="TASK",
 )
 OVERRIDES = typer.Argument(help="Settings to change in every run, such as train.steps=100.", metavar="KEY=VALUE")

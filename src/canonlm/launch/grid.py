@@ -5,7 +5,7 @@ import copy
 import json
 import os
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -177,7 +177,7 @@ def write_plan(runs: Sequence[PlannedRun], preset: Preset, out: Path, command: s
     """Make the run folders, and write to `play.json` which runs belong together. A section has all runs of its task
     from all commands, and these commands; sections of other tasks are kept."""
     _sections(out / "play.json")  # a damaged one is reported before anything is written
-    with writing("--out", out), _alone(out):
+    with writing("--out", out), lock(make_folder(out) / ".play.lock"):  # no other command changes the file
         sections = _sections(out / "play.json")
         for run in runs:
             create_folder(run.folder, run.config)
@@ -185,14 +185,6 @@ def write_plan(runs: Sequence[PlannedRun], preset: Preset, out: Path, command: s
             _add(sections, preset, tasks, command)
         commands = dict.fromkeys(line for section in sections for line in section["command"].split("\n"))
         write_json(out / "play.json", {"sections": sections, "command": "\n".join(commands)})
-
-
-@contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    """Within this context, no other command changes the folder's `play.json`."""
-    make_folder(out)
-    with lock(out / ".play.lock"):
-        yield
 
 
 def _by_task(runs: Sequence[PlannedRun]) -> list[list[PlannedRun]]:

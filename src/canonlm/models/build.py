@@ -27,17 +27,13 @@ MATCHED = 0.01
 """Max relative difference of the number of parameters from the first architecture's, with `--match parameters`."""
 
 
+@few_modules()
 def build(arch: str, sizes: Sizes, seed: int = 0) -> LanguageModel:
     """The model of that name with its initial weights, a function of (seed, parameter name), on torch's default device
     (under `torch.device("meta")`: without values).
 
     One-line ValueError for an unknown architecture, and for sizes that it or this machine's memory does not allow.
     """
-    with few_modules():
-        return _build(arch, sizes, seed)
-
-
-def _build(arch: str, sizes: Sizes, seed: int) -> LanguageModel:
     if arch.partition(":")[0] in LIBRARIES:
         return hf.library_model(arch, sizes, seed)
     if (reference := reference_of(arch)) is not None and not _is_decoder(arch):

@@ -137,14 +137,10 @@ class _SumOverGroup(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
-        return _summed(x, group)
+        total = x.clone()
+        dist.all_reduce(total, group=group)
+        return total
 
     @staticmethod
     def backward(ctx, dy: Tensor) -> tuple[Tensor, None]:
         return _SumOverGroup.apply(dy, ctx.group), None  # so that it can be differentiated again
-
-
-def _summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    total = x.clone()
-    dist.all_reduce(total, group=group)
-    return total
