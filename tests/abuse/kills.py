@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from abuse import bases, forks
 from abuse.oracle import untimed
 
-PATIENCE = 120.0  # seconds that an undisturbed command may take
-SETTLE = 10.0  # seconds for the processes of a killed command to end
+PATIENCE = 1200.0  # seconds that an undisturbed command may take, on a busy machine
+SETTLE = 60.0  # seconds for the processes of a killed command to end
 
 STEPS = {"train.steps": 40, "train.checkpoint_every": 5, "train.eval_every": 10, "train.eval_size": 8}
 PLAY = {
