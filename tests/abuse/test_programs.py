@@ -11,7 +11,7 @@ import yaml
 
 import canonlm.experiments.replicate  # noqa: F401  # now, as libraries may warn when they are imported
 from canonlm.cli import main
-from canonlm.launch.slurm import Job, parse
+from canonlm.launch.slurm import parse, training
 from canonlm.train.config import resolve
 
 RECIPE = """\
@@ -236,7 +236,7 @@ def test_slurm_options_are_one_line(value):
         parse(["tasks=1", "time=5", f"comment={value}"])
     run = resolve(yaml.safe_load(RECIPE))
     with pytest.raises(ValueError, match="--out: expected a text without line ends"):
-        _ = Job(run, Path(f"run{value}"), parse(["tasks=1", "time=5"]), main).script
+        _ = training(run, Path(f"run{value}"), parse(["tasks=1", "time=5"]), main).script
 
 
 def _wait(done, seconds=300):
