@@ -74,7 +74,9 @@ def test_an_experiment_ends_with_a_verdict(commands, tmp_path, monkeypatch, caps
     (tmp_path / "settings.yaml").write_text(f"copying-micro: {setting}")
     monkeypatch.setattr(schema, "SETTINGS", tmp_path / "settings.yaml")
     assert main(replicate) == 0
-    assert "Canon  undecided  mine at micro scale" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "\nCanon  undecided\n" in out
+    assert "Evidence: mine, micro scale; 6 of 6 runs; 2 seeds each" in out
 
 
 @pytest.mark.parametrize("kind", KINDS)
