@@ -157,7 +157,7 @@ def main() -> None:
 
 
 def serve(requests: int, replies: int) -> dict[str, Any] | None:
-    """Fork for every command until there are no more requests. In a fork, returns the request that it has to run."""
+    """Fork a process for every request, until no more come. Returns the request, in the process that has to run it."""
     running: dict[int, int] = {}  # process id -> id of the request
     rest = b""
     while True:
