@@ -1,163 +1,249 @@
-"""How often verdicts are right, on simulated pages of reports whose distributions of runs are known.
+"""How often intervals and verdicts are right, on simulated runs whose distributions are known.
 
-    python benchmarks/verdicts.py [--pages 2000]        about 10 minutes; writes benchmarks/results/verdicts.json
+    python benchmarks/verdicts.py [--pages 2000] [--only coverage,tuning,pages,margins,power]
 
-A page has five slices and one or three pairs of architectures. A run has 1,000 questions a slice, in clusters of ten
-that share an example (intra-class correlation 0.1). The script counts pages with a false verdict, intervals that
-contain the mean, and pages on which a true difference is detected.
+Writes benchmarks/results/verdicts.json after each part; 2,000 pages take about 20 minutes of a core. The distributions
+are those of the runs that we keep (`atlas`: drawn from them with replacement) and worse ones: runs that solve a task or
+do not, rare failures, skew, ties, unequal spread, correlated pairs. The functions judged are
+`canonlm.runs.seed_statistics` and `canonlm.experiments.verdicts.state_of`.
 """
 
 import argparse
 import json
-import sys
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from canonlm.core.files import write_text
-from canonlm.runs.seed_statistics import compare, gaffke_interval, t_interval
+from canonlm.experiments.verdicts import state_of
+from canonlm.runs.seed_statistics import (
+    compare,
+    gaffke_interval,
+    normal_difference,
+    safe_difference,
+    t_interval,
+    visible_gap,
+)
 
 RESULT = Path(__file__).parent / "results" / "verdicts.json"
-SLICES, QUESTIONS, CLUSTER, CORRELATION = 5, 1_000, 10, 0.1
-Means = Callable[[np.random.Generator, int], np.ndarray]
+QUESTIONS = 1_000  # of a run
+SEEDS = (5, 7)
 
 
-def gaussian(mean: float, sd: float) -> Means:
-    return lambda rng, seeds: np.clip(rng.normal(mean, sd, (SLICES, seeds)), 0, 1)
+class Law(NamedTuple):
+    """A distribution of the accuracies of runs. draw(rng, seeds) → values in [0, 1]."""
+
+    draw: Callable[[np.random.Generator, int], np.ndarray]
+    mean: float
 
 
-def bimodal(share: float, *, together: bool, solved: float = 0.98, chance: float = 0.14) -> Means:
-    """Runs that have solved the task, or not: each slice independently, or all slices together."""
+def gaussian(mean: float, sd: float) -> Law:
+    return Law(lambda rng, seeds: np.clip(rng.normal(mean, sd, seeds), 0, 1), mean)
+
+
+def two_state(share: float, solved: float = 1.0, not_solved: float = 0.13, sd: float = 0.0) -> Law:
+    """Runs that have solved the task, or not."""
 
     def draw(rng: np.random.Generator, seeds: int) -> np.ndarray:
-        done = rng.random((1 if together else SLICES, seeds)) < share
-        return np.broadcast_to(np.where(done, solved, chance), (SLICES, seeds))
+        done = rng.random(seeds) < share
+        return np.clip(np.where(done, solved, not_solved) + sd * rng.normal(size=seeds), 0, 1)
+
+    return Law(draw, share * solved + (1 - share) * not_solved)
+
+
+def skewed(mean: float, sd: float, shape: float = 0.8) -> Law:
+    """A long tail towards 0: minus a lognormal number."""
+    centre, scale = math.exp(shape**2 / 2), math.sqrt((math.exp(shape**2) - 1) * math.exp(shape**2))
+    return Law(lambda rng, seeds: mean - sd * (rng.lognormal(0, shape, seeds) - centre) / scale, mean)
+
+
+U_SHAPED = Law(lambda rng, seeds: rng.beta(0.3, 0.3, seeds), 0.5)
+
+
+def drawn_from(values: Sequence[float]) -> Law:
+    return Law(lambda rng, seeds: rng.choice(values, seeds), float(np.mean(values)))
+
+
+def _equal_means() -> dict[str, tuple[Law, Law]]:
+    laws: dict[str, tuple[Law, Law]] = {}
+    for share in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9):
+        law = two_state(share)
+        laws[f"solves with {share} / steady"] = law, gaussian(law.mean, 0.01)
+        laws[f"solves with {share} / the same"] = law, law
+    for share, depth in ((0.05, 0.4), (0.1, 0.4), (0.2, 0.4), (0.1, 0.8), (0.2, 0.8)):
+        law = two_state(1 - share, 0.9, 0.9 - depth, 0.02)
+        laws[f"{share:.0%} fail by {100 * depth:.0f} points / steady"] = law, gaussian(law.mean, 0.02)
+    laws["solves with 0.5 / solves a part with 0.625"] = two_state(0.5, 1, 0), two_state(0.625, 0.8, 0)
+    laws["skewed, sd 7 / sd 1"] = skewed(0.6, 0.07), gaussian(0.6, 0.01)
+    laws["sd 1 / sd 10"] = gaussian(0.5, 0.01), gaussian(0.5, 0.1)
+    laws["sd 3 / the same"] = gaussian(0.5, 0.03), gaussian(0.5, 0.03)
+    laws["sd 20 / the same"] = gaussian(0.5, 0.2), gaussian(0.5, 0.2)
+    laws["U-shaped / the same"] = U_SHAPED, U_SHAPED
+    laws["U-shaped / steady"] = U_SHAPED, gaussian(0.5, 0.01)
+    laws["all right / the same"] = gaussian(1, 0), gaussian(1, 0)
+    return laws
+
+
+EQUAL = _equal_means()
+DIFFERENT = {
+    "sd 2, gap 20": (gaussian(0.7, 0.02), gaussian(0.5, 0.02)),
+    "sd 2, gap 40": (gaussian(0.9, 0.02), gaussian(0.5, 0.02)),
+    "0.8 against chance (0.13), sd 5": (gaussian(0.8, 0.05), gaussian(0.13, 0.01)),
+    "0.95 against chance (0.13), sd 2": (gaussian(0.95, 0.02), gaussian(0.13, 0.01)),
+    "solves with 0.9 against 0.1": (two_state(0.9), two_state(0.1)),
+    "solves with 0.8 against 0": (two_state(0.8), gaussian(0.13, 0.01)),
+}
+
+
+def coverage(laws: tuple[Law, Law], how: Callable, seeds: int, pages: int, rng: np.random.Generator) -> float:
+    """The share of intervals of a difference that contain the true one."""
+    gap, held = laws[0].mean - laws[1].mean, 0
+    for _ in range(pages):
+        low, high = how(*(law.draw(rng, seeds).tolist() for law in laws), QUESTIONS)
+        held += low - 1e-9 <= gap <= high + 1e-9
+    return held / pages
+
+
+def coverage_of_one(law: Law, how: Callable, seeds: int, pages: int, rng: np.random.Generator) -> float:
+    held = 0
+    for _ in range(pages):
+        low, high = how(law.draw(rng, seeds).tolist())
+        held += low - 1e-9 <= law.mean <= high + 1e-9
+    return held / pages
+
+
+def correlated(rho: float) -> Callable[[np.random.Generator, int], tuple[np.ndarray, np.ndarray]]:
+    """Two arms of which one state is 0.9 and the other 0.3, whose seeds agree with correlation rho."""
+
+    def draw(rng: np.random.Generator, seeds: int) -> tuple[np.ndarray, np.ndarray]:
+        both = rng.multivariate_normal([0, 0], [[1, rho], [rho, 1]], seeds).T
+        first, other = np.where(both > 0, 0.9, 0.3)
+        return first, other
 
     return draw
 
 
-def u_shaped(rng: np.random.Generator, seeds: int) -> np.ndarray:
-    return rng.beta(0.3, 0.3, (SLICES, seeds))
-
-
-def tied(rng: np.random.Generator, seeds: int) -> np.ndarray:
-    return np.ones((SLICES, seeds))
-
-
-SAME = {
-    "gaussian, sd 1": gaussian(0.5, 0.01),
-    "gaussian, sd 3": gaussian(0.5, 0.03),
-    "bimodal 0.5, slices apart": bimodal(0.5, together=False),
-    "bimodal 0.5, slices together": bimodal(0.5, together=True),
-    "bimodal 0.9, slices together": bimodal(0.9, together=True),
-    "U-shaped": u_shaped,
-    "tied at 1": tied,
-}
-DIFFERENT = {
-    "0.94 against 0.125": (gaussian(0.94, 0.02), gaussian(0.125, 0.01)),
-    "bimodal 0.9 against 0.1, together": (bimodal(0.9, together=True), bimodal(0.1, together=True)),
-    "three points at sd 2": (gaussian(0.53, 0.02), gaussian(0.5, 0.02)),
-}
-
-
-def page(rng: np.random.Generator, draw_means: Means, seeds: int) -> dict[str, list[float]]:
-    """Measured accuracies of one architecture, by slice."""
-    means = draw_means(rng, seeds)
-    clusters = QUESTIONS // CLUSTER
-    strength = (1 - CORRELATION) / CORRELATION
-    inside = (means > 1e-9) & (means < 1 - 1e-9)
-    safe = np.where(inside, means, 0.5)
-    shared = rng.beta(safe[..., None] * strength, (1 - safe[..., None]) * strength, (*means.shape, clusters))
-    shared = np.where(inside[..., None], shared, means[..., None])
-    measured = rng.binomial(CLUSTER, shared).sum(-1) / QUESTIONS
-    return {str(index): row.tolist() for index, row in enumerate(measured)}
-
-
-def false_wins(first: Means, other: Means, seeds: int, pairs: int, pages: int, rng: np.random.Generator) -> float:
-    """The share of pages with any verdict when the means are equal."""
+def false_pages(draw_arms: Callable[[], Sequence[np.ndarray]], pages: int) -> float:
+    """The share of pages with any verdict; the first arm is the reference, and all means are equal."""
     wrong = 0
     for _ in range(pages):
-        arms = [page(rng, first if index == 0 else other, seeds) for index in range(2 if pairs == 1 else 3)]
-        combos = [(0, 1)] if pairs == 1 else [(0, 1), (0, 2), (1, 2)]
-        verdicts = [compare(arms[a], arms[b], QUESTIONS, pairs=pairs) for a, b in combos]
-        wrong += any(each.state in ("higher", "lower") for each in verdicts)
+        first, *others = draw_arms()
+        results = [compare({"": arm.tolist()}, {"": first.tolist()}, QUESTIONS, pairs=len(others)) for arm in others]
+        wrong += any(each.state in ("higher", "lower") for each in results)
     return wrong / pages
 
 
-def power(first: Means, other: Means, seeds: int, pages: int, rng: np.random.Generator) -> tuple[float, float]:
-    """The shares of pages and of slices on which the difference is detected."""
-    verdicts = [compare(page(rng, first, seeds), page(rng, other, seeds), QUESTIONS) for _ in range(pages)]
-    score = sum(each.state == "higher" for each in verdicts) / pages
-    return score, sum(len(each.slices) for each in verdicts) / (pages * SLICES)
+class Rates(NamedTuple):
+    """An architecture's distributions at its learning rates."""
+
+    laws: tuple[Law, ...]
+
+    def tuned(self, rng: np.random.Generator, tuning: int, seeds: int) -> np.ndarray:
+        """Fresh seeds at the rate that tuning seeds have chosen."""
+        scores = [law.draw(rng, tuning).mean() for law in self.laws]
+        return self.laws[int(np.argmax(scores))].draw(rng, seeds)
 
 
-def bias_of_choosing(rates: int, runs: Callable[[tuple[int, int]], np.ndarray], mean: float, pages: int) -> float:
-    """How far the best of equally good rates lies above their common mean. runs: draws scores [rates, five seeds]."""
-    return float(np.mean([runs((rates, 5)).mean(axis=1).max() for _ in range(pages)])) - mean
+RATES = {
+    "0.60, 0.55, 0.30, sd 5": Rates((gaussian(0.6, 0.05), gaussian(0.55, 0.05), gaussian(0.3, 0.05))),
+    "0.60, 0.50, 0.30, sd 7": Rates((gaussian(0.6, 0.07), gaussian(0.5, 0.07), gaussian(0.3, 0.07))),
+    "solves with 0.8, or 0.75, or 0.3": Rates((two_state(0.8), gaussian(0.75, 0.05), gaussian(0.3, 0.05))),
+    "solves with 0.9, 0.6, 0.1": Rates((two_state(0.9), two_state(0.6), two_state(0.1))),
+}
 
 
-def coverage(values: Callable[[np.random.Generator], np.ndarray], mean: float, how, pages: int, rng) -> float:
-    covered = 0
-    for _ in range(pages):
-        low, high = how(values(rng).tolist())
-        covered += low - 1e-9 <= mean <= high + 1e-9
-    return covered / pages
+def page_with_tuning(rates: Rates, tuning: int, seeds: int, pairs: int, pages: int, rng: np.random.Generator) -> float:
+    """Pages of identical architectures, each tuned on seeds of its own."""
+    return false_pages(lambda: [rates.tuned(rng, tuning, seeds) for _ in range(pairs + 1)], pages)
 
 
-def simulate(pages: int) -> dict[str, dict[str, float]]:
+MARGINS = {  # expectation, smallest difference, laws, the true state's opposite
+    "higher by 10: true +13 (solves with 0.15 / chance)": ("higher", 0.1, two_state(0.15), gaussian(0.13, 0.01)),
+    "higher by 10: true +17 (0.2)": ("higher", 0.1, two_state(0.2), gaussian(0.13, 0.01)),
+    "higher by 10: true +26 (0.3)": ("higher", 0.1, two_state(0.3), gaussian(0.13, 0.01)),
+    "higher by 5: true +4.5, sd 1": ("higher", 0.05, gaussian(0.545, 0.01), gaussian(0.5, 0.01)),
+    "not lower by 5: true -8 (10% fail by 80)": ("not lower", 0.05, two_state(0.9, 0.9, 0.1), gaussian(0.9, 0.01)),
+    "not lower by 5: true -16 (20% fail by 80)": ("not lower", 0.05, two_state(0.8, 0.9, 0.1), gaussian(0.9, 0.01)),
+    "alike within 5: true -8 (10% fail by 80)": ("alike", 0.05, two_state(0.9, 0.9, 0.1), gaussian(0.9, 0.01)),
+}
+
+
+def wrong_state(expect: str, smallest: float, laws: tuple[Law, Law], seeds: int, pages: int, rng) -> float:
+    """The share of verdicts that are the opposite of the truth."""
+    gap = laws[0].mean - laws[1].mean
+    holds = {"higher": gap >= smallest, "not lower": gap >= -smallest, "alike": abs(gap) <= smallest}[expect]
+    wrong = "contradicted" if holds else "supported"
+    draws = (tuple(law.draw(rng, seeds).tolist() for law in laws) for _ in range(pages))
+    return sum(state_of(expect, smallest, safe_difference(*each, QUESTIONS)) == wrong for each in draws) / pages
+
+
+def power(laws: tuple[Law, Law], seeds: int, pairs: int, pages: int, rng: np.random.Generator) -> float:
+    draws = ([law.draw(rng, seeds).tolist() for law in laws] for _ in range(pages))
+    return sum(compare({"": a}, {"": b}, QUESTIONS, pairs=pairs).state == "higher" for a, b in draws) / pages
+
+
+def part(name: str, pages: int) -> dict[str, float]:
+    """The results of one part, by what they are."""
     rng = np.random.default_rng(0)
-    results: dict[str, dict[str, float]] = {"false wins": {}, "coverage": {}, "power": {}, "bias of choosing": {}}
+    results: dict[str, float] = {}
 
-    def note(kind: str, what: str, value: float) -> None:
-        results[kind][what] = round(value, 4)
-        print(f"{kind:12} {what:60} {value:.4f}")
+    def note(what: str, value: float) -> None:
+        results[what] = round(value, 4)
+        print(f"{name:10} {what:75} {value:.4f}", flush=True)
 
-    for seeds in (3, 5, 8):
-        for name, means in SAME.items():
-            note("false wins", f"{name}, {seeds} seeds", false_wins(means, means, seeds, 1, pages, rng))
-        spread = false_wins(gaussian(0.5, 0.01), gaussian(0.5, 0.05), seeds, 1, pages, rng)
-        note("false wins", f"gaussian, sd 1 against 5, {seeds} seeds", spread)
-    for name, means in SAME.items():
-        note("false wins", f"{name}, 5 seeds, three pairs", false_wins(means, means, 5, 3, pages // 2, rng))
-    for name, (first, other) in DIFFERENT.items():
-        for seeds in (5, 8, 10):
-            score, slices = power(first, other, seeds, max(200, pages // 4), rng)
-            note("power", f"{name}, {seeds} seeds, score", score)
-            note("power", f"{name}, {seeds} seeds, slices", slices)
-    for seeds in (3, 5, 10):
-        for share in (0.1, 0.5, 0.9):
-
-            def two_state(rng: np.random.Generator, share: float = share, seeds: int = seeds) -> np.ndarray:
-                return np.where(rng.random(seeds) < share, 1.0, 0.1)
-
-            note(
-                "coverage",
-                f"Gaffke, bimodal {share}, {seeds} seeds",
-                coverage(two_state, share + 0.1 * (1 - share), gaffke_interval, pages, rng),
-            )
-
-        def normal(rng: np.random.Generator, seeds: int = seeds) -> np.ndarray:
-            return rng.normal(0.5, 0.03, seeds)
-
-        note(
-            "coverage",
-            f"floored t, gaussian sd 3, {seeds} seeds",
-            coverage(normal, 0.5, lambda values: t_interval(values, QUESTIONS), pages, rng),
-        )
-    chooser = np.random.default_rng(1)
-    for rates in (2, 3, 4, 6):
-        errors = bias_of_choosing(rates, lambda shape: chooser.normal(0, 5**0.5, shape), 0, 10 * pages)
-        note("bias of choosing", f"best of {rates} equal rates, gaussian, in standard errors of a mean", errors)
-        halves = bias_of_choosing(rates, lambda shape: (chooser.random(shape) < 0.5) * 1.0, 0.5, 10 * pages)
-        note("bias of choosing", f"best of {rates} equal rates, solved by half of five seeds, in shares", halves)
+    for seeds in SEEDS:
+        if name == "coverage":
+            for law, pair in EQUAL.items():
+                note(f"{law}, {seeds} seeds, safe", coverage(pair, safe_difference, seeds, pages, rng))
+                note(f"{law}, {seeds} seeds, normal", coverage(pair, normal_difference, seeds, pages, rng))
+                one = partial(coverage_of_one, pair[0], seeds=seeds, pages=pages, rng=rng)
+                note(f"{law}, {seeds} seeds, first arm, safe", one(gaffke_interval))
+                note(f"{law}, {seeds} seeds, first arm, normal", one(partial(t_interval, questions=QUESTIONS)))
+        elif name == "tuning":
+            for rates, each in RATES.items():
+                for tuning in (1, 3, 5):
+                    what = f"rates {rates}, {tuning} tuning seeds, {seeds} seeds"
+                    note(what, page_with_tuning(each, tuning, seeds, 1, pages, rng))
+                note(f"rates {rates}, 3 tuning seeds, {seeds} seeds, page of 6",
+                     page_with_tuning(each, 3, seeds, 6, pages // 4, rng))  # fmt: skip
+        elif name == "pages":
+            for law, (first, other) in EQUAL.items():
+                for pairs in (1, 3, 6):
+                    draw = partial(_arms, first, other, pairs, seeds, rng)
+                    note(f"{law}, {seeds} seeds, {pairs} pairs", false_pages(draw, pages // pairs))
+            for rho in (-0.5, 0.5, 0.8):
+                draw_pair = correlated(rho)
+                note(f"correlation {rho}, {seeds} seeds", false_pages(lambda: draw_pair(rng, seeds), pages))  # noqa: B023
+        elif name == "margins":
+            for what, (expect, smallest, *laws) in MARGINS.items():
+                note(f"{what}, {seeds} seeds", wrong_state(expect, smallest, tuple(laws), seeds, pages, rng))
+        elif name == "power":
+            for what, laws in DIFFERENT.items():
+                for pairs in (1, 6):
+                    note(f"{what}, {seeds} seeds, {pairs} pairs", power(laws, seeds, pairs, pages // 4, rng))
+    if name == "power":
+        for seeds in (5, 7, 10, 20, 40):
+            note(f"visible gap of steady runs at 0.9 and 0.5, {seeds} seeds", visible_gap([0.9] * 2, [0.5] * 2, seeds))
     return results
 
+
+def _arms(first: Law, other: Law, pairs: int, seeds: int, rng: np.random.Generator) -> list[np.ndarray]:
+    return [first.draw(rng, seeds), *(other.draw(rng, seeds) for _ in range(pairs))]
+
+
+PARTS = ("coverage", "pages", "tuning", "margins", "power")
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pages", type=int, default=2_000)
+    parser.add_argument("--only", default=",".join(PARTS))
     options = parser.parse_args()
-    result = {"pages": options.pages, **simulate(options.pages)}
-    write_text(RESULT, json.dumps(result, indent=1) + "\n")
-    sys.exit(0)
+    results = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    results = {name: results[name] for name in PARTS if name in results}
+    for name in options.only.split(","):
+        results[name] = {"pages": options.pages, **part(name, options.pages)}
+        write_text(RESULT, json.dumps(results, indent=1) + "\n")

@@ -155,11 +155,7 @@ claims:
         ),
         ("against: llama,", "against: lama,", 'unknown arm of depo-micro at micro scale "lama". Did you mean "llama"?'),
         ("expect: higher", "expect: hihger", "claims.C06.pairs.0.expect: expected"),
-        (
-            "against: llama, expect: higher",
-            "expect: alike",
-            'expect: expected higher or lower, as the pair has no "against", got',
-        ),
+        ("against: llama, expect: higher", "expect: alike", "claims.C06.pairs.0.against: missing"),
         (
             "arm: llama+canon,",
             "arm: llama+canon@largest,",

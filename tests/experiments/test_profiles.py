@@ -34,11 +34,11 @@ def test_runs_are_those_of_the_registered_experiments():
     fig7 = schema.load("fig7")
     registered = {run.name for run in grid.first_look_runs(fig7, "micro", ["depo-micro", "mano-micro"])}
     mine = {run.name for run in runs_of(profile(ARCHS, ["depo", "mano"]), {})}
-    assert mine < registered
-    assert len(mine) == 2 * 2 * (3 + 5)
+    assert len(mine & registered) == 2 * 2 * (3 * 2 + 5)  # two of three tuning seeds
+    assert len(mine) == 2 * (2 * (3 * 3 + 5) + 5)  # five more of the first, against itself
 
 
-def test_five_fresh_seeds_come_at_the_rate_that_one_tuning_seed_chose():
+def test_five_fresh_seeds_come_at_the_rate_that_tuning_seeds_chose():
     experiment = profile(ARCHS, ["depo"])
     best = {"llama": 3e-3, "llama+canon": 3e-4}
     outcomes = {}
@@ -50,8 +50,30 @@ def test_five_fresh_seeds_come_at_the_rate_that_one_tuning_seed_chose():
         for run in runs_of(experiment, outcomes)
         if run.config.train.eval_split == "test"
     }
-    assert fresh == {(arch, rate, seed) for arch, rate in best.items() for seed in range(5)}
+    again = {("llama", 3e-3, seed) for seed in range(500, 505)}  # against itself
+    assert fresh == again | {(arch, rate, seed) for arch, rate in best.items() for seed in range(5)}
     assert {run.name for run in runs_of(experiment, outcomes)} == outcomes.keys()  # nothing is left
+
+
+def test_the_fastest_rate_wins_where_runs_end_once_solved():
+    """All rates solve the task, and the middle one after the fewest steps."""
+    experiment = profile(["llama"], ["depo"], until=0.9)
+    [point] = grid.points(experiment, "micro")
+    outcomes = {}
+    for run in grid.tuning_runs(experiment, point):
+        train = run.config.train
+        row = Evaluation(300 if train.optim.lr == 1e-3 else 900, {"k=1": Count(95, 100)}, 1.0)
+        outcomes[run.name] = Run(name=run.name, arch="llama", lr=train.optim.lr, seed=train.seed, steps=train.steps,
+                                 evals=(row,), result=Result(row.step, row))  # fmt: skip
+    assert grid.tuned(experiment, point, outcomes) == 1e-3
+
+
+@pytest.mark.parametrize("until", ["0", "101%", "nine", "90"])
+def test_a_share_that_is_none_is_one_line(until, capsys):
+    assert cli.main(["profile", "llama", "--tasks", "depo", "--until", until, "--dry-run"]) == 2
+    message = capsys.readouterr().err
+    assert "--until: expected a share of right answers, such as 90%" in message
+    assert message.count("\n") == 1
 
 
 def test_no_more_runs_follow_when_every_rate_fails():
@@ -65,7 +87,8 @@ def test_quick_means_one_rate_one_seed_and_a_third_of_the_steps():
     assert full.keys() == quick.keys() == {"depo", "copying", "brevo", "mano", "lano", "capo"}
     assert len(runs_of(profile(["llama"], quick=True), {})) == 6
     for task, run in quick.items():
-        assert (run.config.train.seed, run.config.train.eval_split) == (0, "test")
+        first_seed = schema.setting(f"{task}-micro").first_seed
+        assert (run.config.train.seed, run.config.train.eval_split) == (first_seed, "test")
         assert run.config.train.steps == pytest.approx(full[task].config.train.steps / 3, rel=0.02)
     assert quick["depo"].config.train.optim.lr == 1e-3
     assert quick["capo"].config.task["exposures"] == 33  # its steps follow from the exposures
@@ -120,7 +143,6 @@ copying-micro:
   changes: {model: {hidden_size: 16}, train: {steps: 20, eval_every: 10, eval_size: 32}}
   rates: [3.0e-3, 1.0e-2]
   looks: {5: 0.05}
-  two_state: false
 """
 
 
@@ -130,20 +152,20 @@ def test_a_profile_from_nothing_to_its_page(tmp_path, monkeypatch, capsys):
     (tmp_path / "settings.yaml").write_text(SETTINGS)
     command = ["profile", "llama,llama+canon", "--out", str(tmp_path / "out"), "--seeds", "1"]
     assert cli.main([*command, "--dry-run"]) == 0
-    assert "0 of 6 runs, about" in capsys.readouterr().out
+    assert "0 of 14 runs, about" in capsys.readouterr().out
     assert not (tmp_path / "out").exists()
     assert cli.main(command) == 0
     first = capsys.readouterr().out
-    assert first.count("finished") == 6
-    counts = re.findall(r"\(([1-6]) of 6 runs", first)  # runs that end together are counted together
-    assert (len(counts), counts[-1]) == (6, "6")
-    assert counts == sorted(counts)
+    assert first.count("finished") == 14
+    counts = re.findall(r"\((\d+) of 14 runs", first)  # runs that end together are counted together
+    assert (len(counts), counts[-1]) == (14, "14")
+    assert counts == sorted(counts, key=int)
     assert "One seed proves nothing" in first
     page = (tmp_path / "out" / "profile.html").read_text()
-    assert "6 of 6 runs done" in page
+    assert "14 of 14 runs done" in page
     for run in (tmp_path / "out" / "runs").iterdir():
         assert "profile-micro" in json.loads((run / "experiment.json").read_text())["experiments"]
     assert cli.main(command) == 0  # again: nothing is left to do
     again = capsys.readouterr().out.splitlines()
-    assert again[0] == "6 of 6 runs"
+    assert again[0] == "14 of 14 runs"
     assert again[1:] == first.splitlines()[-len(again) + 1 :]

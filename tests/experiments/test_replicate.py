@@ -59,7 +59,7 @@ def test_an_experiment_from_nothing_to_its_verdict(mine, tmp_path, capsys):
     first = capsys.readouterr().out
     assert first.count("finished") == 8
     assert "C01  undecided\nThe paper: 0 to 100 %\n  llama+canon - llama: " in first
-    assert "Evidence: mine, micro scale; 8 of 8 runs; 2 seeds each" in first
+    assert "Evidence: mine, micro scale; 2 seeds each; 8 runs" in first
     [registered] = (out / "experiments").glob("*.json")
     sha = schema.load(str(mine)).sha256
     assert json.loads(registered.read_text())["sha256"] == sha

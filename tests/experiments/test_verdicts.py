@@ -168,8 +168,8 @@ def test_rates_go_on_beyond_the_edge_until_the_best_is_inside(mine, tmp_path):
         ("higher", 0.1, 0.2, 0.9, 0.01, "contradicted"),
         ("higher", 0.1, 0.5, 0.45, 0.2, "undecided"),  # noise
         ("lower", 0.1, 0.2, 0.9, 0.01, "supported"),
-        ("alike", 0.1, 0.5, 0.5, 0.01, "supported"),
-        ("alike", 0.1, 0.5, 0.5, 0.2, "undecided"),
+        ("alike", 0.5, 0.5, 0.5, 0.01, "supported"),
+        ("alike", 0.1, 0.5, 0.5, 0.01, "undecided"),  # five runs do not show failures of one in three
         ("alike", 0.1, 0.9, 0.2, 0.01, "contradicted"),
         ("not lower", 0.05, 0.9, 0.2, 0.01, "supported"),
         ("not lower", 0.05, 0.2, 0.9, 0.01, "contradicted"),
@@ -197,14 +197,20 @@ def test_before_the_first_run_and_with_fewer_than_five_seeds_nothing_is_decided(
 
 
 def test_steps_to_a_score_are_compared_where_a_claim_is_about_speed(mine):
-    experiment = mine("lower", 0.1, more="    steps_to: 0.5\n")
+    experiment = mine("higher", 1.5, more="    steps_to: 0.5\n")
     outcomes = finish(experiment, around(0.9, 0.2))
-    for run in plan([experiment], "micro", OUT, outcomes):
-        if run.config.arch == "llama":  # reaches it at the end, the other one halfway
-            outcomes[run.name] = outcome(0.9, halfway=0.1)
     [verdict] = judge(experiment, "micro", outcomes)
-    assert verdict.state == "supported"
-    assert verdict.compared[0].result.gap == pytest.approx(-0.5)
+    [compared] = verdict.compared  # the other one never reaches it, this one in the first of two evaluations
+    assert (verdict.state, compared.unit, compared.factor) == ("supported", "times as fast", 1)
+    assert (compared.result.gap, compared.result.safe) == (math.inf, (2, math.inf))
+    for run in plan([experiment], "micro", OUT, outcomes):
+        if run.config.arch == "llama":  # reaches it at the end
+            outcomes[run.name] = outcome(0.9, halfway=0.1)
+    [compared] = judge(experiment, "micro", outcomes)[0].compared
+    assert compared.result.safe.low <= 2 <= compared.result.safe.high
+    outcomes = finish(experiment, around(0.2, 0.2))  # nobody reaches it
+    [verdict] = judge(experiment, "micro", outcomes)
+    assert (verdict.state, verdict.compared[0].result) == ("undecided", None)
 
 
 def test_a_second_look_is_taken_only_where_the_first_does_not_decide(mine, tmp_path):
@@ -218,7 +224,7 @@ def test_a_second_look_is_taken_only_where_the_first_does_not_decide(mine, tmp_p
         [verdict] = judge(experiment, "micro", outcomes)
         return max(run.config.train.seed for run in runs if run.config.train.seed < 100) + 1, verdict.seeds
 
-    assert seeds(around(0.9, 0.2)) == (5, 5)
+    assert seeds(around(1.0, 0.0)) == (5, 5)
     assert seeds(around(0.5, 0.45, 0.2)) == (10, 10)
 
 
@@ -243,7 +249,8 @@ def test_the_ledger_lists_every_claim(tmp_path):
         outcomes |= {run.name: outcome(0.9 if "canon" in run.config.arch else 0.1 + rng.random() / 50) for run in new}
     assert len(grid.points(experiment, "micro", ["depo-micro"])) == 5
     states = {verdict.claim: verdict.state for verdict in judge(experiment, "micro", outcomes)}
-    assert states["C06"] == states["C10"] == "supported"
+    assert states["C06"] == "supported"
+    assert states["C10"] == "supported in part"  # "not lower by 5 points" is open
     assert states["C11"] == "untested"
     entries = claims(tmp_path)
     assert [entry.id for entry in entries] == list(listed())
@@ -272,10 +279,6 @@ source: a test
 micro:
   - {settings: [text-micro], arms: [llama, llama+canon]}
 claims:
-  C42:
-    at: {micro: {setting: text-micro}}
-    pairs: [{arm: llama, expect: higher, smallest: 0.01}]
-    paper: none
   C45:
     at: {micro: {setting: text-micro}}
     measure: loss_beyond
@@ -291,12 +294,11 @@ claims:
 @pytest.mark.parametrize(
     ("spread", "gain", "states"),
     [
-        (0.05, 0.5, {"C42": "supported", "C45": "contradicted", "C51": "supported"}),
-        (0.001, 0.5, {"C42": "contradicted", "C45": "contradicted", "C51": "supported"}),
-        (0.005, 0.001, {"C42": "undecided", "C45": "contradicted", "C51": "contradicted"}),
+        (0.05, 0.5, {"C45": "contradicted", "C51": "supported"}),
+        (0.005, 0.001, {"C45": "contradicted", "C51": "contradicted"}),
     ],
 )
-def test_text_is_judged_by_loss_spread_and_loss_beyond_the_context(tmp_path, spread, gain, states):
+def test_text_is_judged_by_loss_and_loss_beyond_the_context(tmp_path, spread, gain, states):
     """The loss falls by `gain` and by seed; beyond the trained length both architectures have the same loss."""
     (tmp_path / "mine.yaml").write_text(TEXT)
     experiment, outcomes = schema.load(str(tmp_path / "mine.yaml")), {}
@@ -307,11 +309,9 @@ def test_text_is_judged_by_loss_spread_and_loss_beyond_the_context(tmp_path, spr
             outcomes[run.name] = finished(Evaluation(600, {}, loss, measures))
     verdicts = {verdict.claim: verdict for verdict in judge(experiment, "micro", outcomes)}
     assert {claim: verdict.state for claim, verdict in verdicts.items()} == states
-    [compared] = verdicts["C42"].compared
-    assert compared.result.gap == pytest.approx(spread * 2.5**0.5)  # of -2 … 2
-    assert (compared.unit, compared.factor, str(compared.pair)) == ("nats per token", 1, "spread over seeds of llama")
     [compared] = verdicts["C51"].compared
     assert compared.result.gap == pytest.approx(-gain)
+    assert (compared.unit, compared.factor) == ("nats per token", 1)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from canonlm.report.charts import BOUND, final_chart, learning_curves, size_curv
 from canonlm.report.evals import rows as rows_of_suite
 from canonlm.report.format import slice_label
 from canonlm.runs.rows import Count
+from canonlm.runs.seed_statistics import gaffke_interval
 from canonlm.runs.task_info import TaskInfo
 
 SECTIONS = list(EVERY_TASK)
@@ -296,10 +297,12 @@ def test_every_number_shows_its_number_of_runs(tmp_path):
     cells = {cell for each in tables_of(page) for row in each for cell in row}
     assert "10.5\n10, 11, 2 runs" in cells
     assert "2 runs; single runs: 10–11" in visible_text(page)
-    assert "11.0%\n0–22.3%" in cells  # t(2) = 4.303 of sqrt(1.9 * 0.125 * 0.875 / 100 / 3)
+    low, high = (100 * end for end in gaffke_interval([0.1, 0.11, 0.12]))
+    assert f"11.0%\n{low:.1f}–{high:.1f}%" in cells
     assert "+50\nno interval, 2 pairs" in cells
     assert {"llama, 3 runs", "llama+canon − llama, 3 pairs"} <= cells
-    assert "95% interval over 3 runs: 0–20.9%" in visible_text(page)
+    low, high = (100 * end for end in gaffke_interval([0.1, 0.1, 0.1]))
+    assert f"95% interval over 3 runs: {low:.1f}–{high:.1f}%" in visible_text(page)
     console = Console(file=io.StringIO(), width=160)
     console.print(*tables(load_play(tmp_path)))
     for words in ("10, 11, 2 runs", "3 runs", "Small: 95% interval"):

@@ -10,10 +10,11 @@ from reading import charts, visible_text
 from canonlm.experiments import grid
 from canonlm.experiments.profile import profile
 from canonlm.experiments.profile_results import profiled
-from canonlm.report.profile import caveats, headlines, verdicts
+from canonlm.report.profile import caveats, headlines, noise, planned, verdicts
 from canonlm.report.profile_page import html
 from canonlm.runs.load import Result, Run
 from canonlm.runs.rows import Count, Evaluation, TrainRow
+from canonlm.runs.seed_statistics import gaffke_interval
 
 SLICES = {"depo": ("k=1", "k=2"), "copying": ("first=1", "first=2", "first=4", "first=all")}
 
@@ -23,10 +24,10 @@ def made_up(archs, tasks, seeds, score, **options):
     experiment = profile(archs, tasks, seeds=seeds, **options)
     outcomes = {}
     for point in grid.points(experiment, "micro"):
-        tuning = grid.tuning_runs(experiment, point)
-        for run in tuning:
-            outcomes[run.name] = _outcome(run, score, 0.5 * (run.config.train.optim.lr != 1e-3))
-        runs = grid.reported(experiment, point, outcomes, seeds)
+        while new := [run for run in grid.tuning_runs(experiment, point, outcomes) if run.name not in outcomes]:
+            for run in new:
+                outcomes[run.name] = _outcome(run, score, 0.5 * (run.config.train.optim.lr != 1e-3))
+        runs = grid.reported(experiment, point, outcomes, seeds)  # also those of the first against itself
         outcomes |= {run.name: _outcome(run, score) for run in runs}
     return experiment, outcomes, profiled(experiment, outcomes)
 
@@ -54,23 +55,132 @@ def apart(task, arch, seed):
 
 def test_five_seeds_give_verdicts():
     _, _, shown = made_up(["llama", "llama+canon"], ["depo", "copying"], 5, apart)
-    # Welch's interval by hand: equal values in both, with the floored variance of a mean of questions
     depo = verdicts(shown)[0]
-    match = re.fullmatch(r"Depo: llama\+canon beats llama by 70\.0 points \[([\d.]+), ([\d.]+)\], 5 seeds each\.", depo)
+    match = re.fullmatch(
+        r"Depo: llama\+canon gets half right more than 1\.3 times as fast as llama, which does not in these steps\. "
+        r"At the end, llama\+canon beats llama by 70\.0 points \[([\d.]+), ([\d.]+)\]; if further runs differ as these "
+        r"do, \[([\d.]+), ([\d.]+)\], 5 seeds each\.",
+        depo,
+    )
+    safe, normal = [float(end) for end in match.groups()[:2]], [float(end) for end in match.groups()[2:]]
+    # of two pairs. Five runs that agree: each may hide failures of a share of 1 - 0.025^(1/5)
+    unseen = 100 * (1 - 0.025 ** (1 / 5))
+    assert safe[0] == pytest.approx(70 - np.hypot(0.91 * unseen, 0.79 * unseen), abs=2)
+    # Welch's interval by hand: equal values in both, with the floored variance of a mean of questions
     ours = [0.9, 0.91, 0.92, 0.9, 0.91]
     floor = [1.9 * p * (1 - p) / 2000 for p in (np.mean(ours), np.mean(ours) - 0.7)]
     error = np.sqrt(sum(max(np.var(ours, ddof=1), each, 1e-4) for each in floor) / 5)
-    assert [float(end) for end in match.groups()] == pytest.approx([70 - 231 * error, 70 + 231 * error], abs=0.2)
-    assert verdicts(shown)[1].startswith("Copying: no difference shown between llama+canon and llama: 0.0 points [")
+    assert normal == pytest.approx([70 - 275.2 * error, 70 + 275.2 * error], abs=0.2)  # t at 1.25 %, 8 degrees
+    assert re.fullmatch(
+        r"Copying: too few runs of llama\+canon and llama get half right to tell which is faster\. At the end, no "
+        r"difference is shown: 0\.0 points \[−[\d.]+, [\d.]+\], 5 seeds each\.",
+        verdicts(shown)[1],
+    )
     assert headlines(shown) == [
-        "llama+canon against llama: better on Depo, worse on none, no difference shown on Copying."
+        "llama+canon against llama: faster on Depo, slower on none; better at the end on Depo, worse on none, no "
+        "difference shown on Copying."
     ]
+
+
+def test_speeds_are_ratios_of_steps():
+    """llama+canon is half right at the second evaluation and llama at the fourth."""
+
+    def halves(task, arch, seed):
+        return 1.0 if "canon" in arch else 0.55
+
+    _, _, shown = made_up(["llama", "llama+canon"], ["depo"], 5, halves)
+    [versus] = shown.tasks[0].comparisons
+    assert versus.speeds[0.5].factor == pytest.approx(2)
+    # an evaluation every 150 steps: ours in 150 … 300, theirs in 450 … 600
+    assert (versus.speeds[0.5].low, versus.speeds[0.5].high) == pytest.approx((1.5, 4))
+    assert verdicts(shown)[0].startswith("Depo: llama+canon gets half right 2 [1.5, 4] times as fast as llama. At the")
+    [task] = shown.tasks
+    assert (task.arms[0].solving(task.slices), len(task.arms[1].solving(task.slices))) == ([], 5)
+    assert [arm.hardest(task.slices) for arm in task.arms] == ["", "k=2"]
+    # 300 of 600 steps: the second of four evaluations
+    assert [arm.score_within(300, task.slices) for arm in task.arms] == pytest.approx([0.275, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("scores", "standing", "said"),
+    [
+        ((0.14, 0.9), "one at chance", "is at chance (14.0%; guessing scores 14.3%): better"),
+        ((0.14, 0.15), "both at chance", "neither is above chance (15.0% and 14.0%; guessing scores 14.3%): nothing"),
+        ((0.995, 1.0), "both saturated", "both are saturated (100% and 99.5%): nothing to compare"),
+    ],
+)
+def test_points_that_mean_nothing_are_not_printed(scores, standing, said):
+    _, _, shown = made_up(["llama", "llama+canon"], ["depo"], 5, lambda task, arch, seed: scores["canon" in arch])
+    assert shown.tasks[0].comparisons[0].standing == standing
+    [sentence] = verdicts(shown)
+    assert said in sentence
+    assert "points" not in sentence
+    if standing != "one at chance":
+        assert (
+            "better at the end on none, worse on none, no difference shown on none, nothing to compare on Depo"
+            in (headlines(shown)[0])
+        )
+
+
+def test_the_first_against_itself_with_other_seeds_shows_the_noise():
+    def by_seed(task, arch, seed):
+        return 0.5 + 0.03 * (seed % 4)
+
+    experiment, outcomes, shown = made_up(["llama", "llama+canon"], ["depo"], 5, by_seed)
+    again = [run.seed for run in outcomes.values() if run.seed >= 500]
+    assert again == [500, 501, 502, 503, 504]
+    assert [run.arch for run in outcomes.values() if run.seed >= 500] == ["llama"] * 5
+    expected = np.mean([0.5 + 0.03 * (seed % 4) for seed in range(500, 505)])
+    assert shown.tasks[0].itself.end.gap == pytest.approx(
+        expected - np.mean([0.5 + 0.03 * (s % 4) for s in range(5)]), abs=1e-9
+    )
+    [line] = noise(shown)
+    assert re.match(r"Depo: llama with other seeds against llama: 0\.0 points \[−[\d.]+, [\d.]+\]", line)
+    assert "llama, other seeds" in visible_text(html(shown, ""))
+    without = {name: run for name, run in outcomes.items() if run.seed < 500}
+    assert noise(profiled(experiment, without)) == []
+
+
+def test_the_smallest_visible_difference_is_printed_after_tuning():
+    experiment, outcomes, _ = made_up(["llama", "llama+canon"], ["depo"], 5, apart)
+    tuned = {name: run for name, run in outcomes.items() if run.seed in (100, 101, 102)}
+    [line] = planned(profiled(experiment, tuned))
+    match = re.fullmatch(
+        r"Depo: 5 seeds of each will show ([\d.]+) points if further runs are like the tuning runs; 10 points need "
+        r"(\d+)\.",
+        line,
+    )
+    assert 50 < float(match[1]) < 80  # five runs may hide many failures
+    assert 20 < int(match[2]) < 100
+    assert planned(profiled(experiment, {})) == []
+
+
+def test_runs_until_solved_are_compared_by_speed_alone():
+    def solved(task, arch, seed):
+        return 1.0 if "canon" in arch or seed % 2 else 0.5
+
+    _, outcomes, shown = made_up(["llama", "llama+canon"], ["depo"], 5, solved, until=0.75)
+    assert {run.config["train"]["until"] for run in outcomes.values()} == {0.75}
+    assert {run.steps for run in outcomes.values()} == {4 * 600}
+    [sentence] = verdicts(shown)
+    assert sentence.startswith("Depo: llama+canon gets 75.0% right, and llama in most runs does not in these steps.")
+    assert sentence.endswith(" 5 of 5 runs of llama+canon and 2 of 5 runs of llama get there.")
+    assert "at the end" not in headlines(shown)[0]
+    assert any("final scores say nothing" in line for line in caveats(shown))
+    assert "75.0% right, against llama" in visible_text(html(shown, ""))
+
+
+def test_rates_that_matter_are_seen():
+    """made_up: half of the answers are lost at any rate but 0.001."""
+    _, _, shown = made_up(["llama", "llama+canon"], ["depo"], 5, apart)
+    assert shown.tasks[0].arms[1].sensitivity == pytest.approx(0.5)
 
 
 def test_three_seeds_are_reported_as_undecided():
     _, _, shown = made_up(["llama", "llama+canon"], ["depo", "copying"], 3, apart)
     assert re.fullmatch(
-        r"Depo: llama\+canon is ahead of llama by 70\.0 points \[[\d.]+, [\d.]+\], 3 seeds each: undecided\.",
+        r"Depo: .* At the end, llama\+canon is ahead of llama by 70\.0 points \[[\d.−]+, [\d.]+\]: undecided, 3 seeds "
+        r"each\.",
         verdicts(shown)[0],
     )
     assert headlines(shown) == [
@@ -80,34 +190,34 @@ def test_three_seeds_are_reported_as_undecided():
 
 
 def test_many_comparisons_need_more_seeds():
-    """C(10, 5) = 252 ways to label five and five runs: 2 / 252 decides six comparisons at 5 %, not eight."""
     archs = ["llama", "llama+canon", "llama+canon=A", "llama+canon=C", "llama+canon=AC"]
-    _, _, shown = made_up(archs, ["depo", "copying"], 5, apart)
-    assert shown.needed == 6
-    assert all(line.endswith("5 seeds each: undecided.") for line in verdicts(shown))
+    two, eight = (made_up(each, ["depo", "copying"], 5, apart)[2] for each in (archs[:2], archs))
+    states = [[each.end.state for task in shown.tasks for each in task.comparisons] for shown in (two, eight)]
+    assert states == [["higher", "open"], ["open"] * 8]
 
 
 def test_the_worse_block_is_called_worse():
     _, _, shown = made_up(["llama+canon", "llama"], ["depo"], 5, apart)
-    assert verdicts(shown)[0].startswith("Depo: llama+canon beats llama by 70.0 points [6")
-    assert (
-        headlines(shown)[0] == "llama against llama+canon: better on none, worse on Depo, no difference shown on none."
+    assert "At the end, llama+canon beats llama by 70.0 points [" in verdicts(shown)[0]
+    assert headlines(shown)[0] == (
+        "llama against llama+canon: faster on none, slower on Depo; better at the end on none, worse on Depo, no "
+        "difference shown on none."
     )
 
 
 def test_one_seed_proves_nothing():
     _, _, shown = made_up(["llama", "llama+canon"], ["depo"], 1, apart, quick=True)
     assert verdicts(shown) == ["Depo: llama 20.0%, llama+canon 90.0%."]
-    assert headlines(shown)[1].startswith("One seed proves nothing")
+    assert headlines(shown)[0].startswith("Not a comparison")
+    assert headlines(shown)[2].startswith("One seed proves nothing")
     assert "Quick: one rate for all, and a third of the training." in caveats(shown)
 
 
 def test_one_architecture_is_a_profile_without_comparisons():
     _, _, shown = made_up(["llama"], ["depo"], 3, apart)
     assert headlines(shown) == ["llama alone: nothing is compared."]
-    half = 430.3 * np.sqrt(1.9 * 0.21 * 0.79 / 2000 / 3)  # Student's t, two degrees of freedom
-    interval = f"[{21 - half:.1f}%, {21 + half:.1f}%]"
-    assert verdicts(shown) == [f"Depo: 21.0% {interval}, 3 seeds; guessing scores 14.3%."]  # one of seven names
+    low, high = (f"{100 * end:.1f}%" for end in gaffke_interval([0.2, 0.21, 0.22]))
+    assert verdicts(shown) == [f"Depo: 21.0% [{low}, {high}], 3 seeds; guessing scores 14.3%."]  # one of seven names
 
 
 def test_seeds_that_never_solved_a_task_are_censored():
@@ -140,11 +250,11 @@ def test_a_page_before_the_first_run_and_after_failures():
     experiment, outcomes, _ = made_up(["llama", "llama+canon"], ["depo"], 3, apart)
     empty = profiled(experiment, {})
     assert verdicts(empty) == ["Depo: not trained yet."]
-    assert "0 of 12 runs done" in visible_text(html(empty, ""))
+    assert "0 of 27 runs done" in visible_text(html(empty, ""))
     broken = {name: None if "canon" in name else outcome for name, outcome in outcomes.items()}
     shown = profiled(experiment, broken)
     assert verdicts(shown) == ["Depo: every run of llama+canon failed."]
-    assert "Runs that failed and are left out: 3 of llama+canon on Depo." in caveats(shown)
+    assert "Runs that failed and are left out: 9 of llama+canon on Depo." in caveats(shown)
     assert html(shown, "")
     one = {name: None for name in outcomes if "canon-" in name and "lr0.003-" in name}  # a rate of three
     assert verdicts(profiled(experiment, one)) == ["Depo: not trained yet."]
@@ -153,7 +263,7 @@ def test_a_page_before_the_first_run_and_after_failures():
 def test_a_tie_has_no_winner():
     _, _, shown = made_up(["llama", "llama+canon"], ["depo"], 3, lambda task, arch, seed: 0.5)
     assert re.fullmatch(
-        r"Depo: llama\+canon and llama are level \[−3.\d, 3.\d\], 3 seeds each: undecided.", verdicts(shown)[0]
+        r"Depo: .* llama\+canon and llama are level \[−44.\d, 44.\d\]: undecided, 3 seeds each\.", verdicts(shown)[0]
     )
 
 

@@ -44,8 +44,8 @@ def test_lower_perplexity_is_a_gain():
 
 
 def test_the_pair_with_another_norm_is_left_out():
-    assert one("C48", "^GLA5.*MMLU").pairs == 7
-    assert one("C48", "^GDN2.*MMLU").pairs == 8
+    assert one("C48", "^GLA5.*Mamba2, MMLU").pairs == 7
+    assert one("C48", "^GDN2.*Mamba2, MMLU").pairs == 8
 
 
 def test_retrieval_against_the_best_linear_model():
@@ -59,7 +59,7 @@ def test_retrieval_against_the_best_linear_model():
         }
         gaps.append(mean["LlamaCanon"] - max(mean[model] for model in linear))
     assert sorted(retest.gains) == pytest.approx(sorted(gaps))
-    assert retest.verdict == "supported"
+    assert retest.verdict == "undecided"  # the families were not trained alike
 
 
 @pytest.mark.parametrize(

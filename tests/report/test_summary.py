@@ -39,12 +39,12 @@ def grid(tmp_path, cells):
     return runs
 
 
-def gaffke_ends(values):
+def gaffke_ends(values, level=0.05):
     """Gaffke's bounds, from weights of another generator than ours: gaps between sorted uniform numbers."""
     cuts = np.sort(np.random.default_rng(1).random((100_000, len(values))), axis=1)
     weights = np.diff(cuts, prepend=0.0, append=1.0)
     low, high = weights @ [*sorted(values), 0.0], weights @ [*sorted(values), 1.0]
-    return np.quantile(low, 0.025), np.quantile(high, 0.975)
+    return np.quantile(low, level / 2), np.quantile(high, 1 - level / 2)
 
 
 def gaffke(values):
@@ -68,7 +68,7 @@ def test_the_best_rate_and_the_spread_by_hand(tmp_path):
     assert plain.tokens_per_s == 2000.0
     gaps = differences(plain, canon)
     assert gaps["k=1"].mean == pytest.approx((0.7 + 0.5 + 0.57) / 3)
-    (low, high), (other_low, other_high) = map(gaffke_ends, ([0.9, 0.8, 0.97], [0.2, 0.3, 0.4]))
+    (low, high), (other_low, other_high) = (gaffke_ends(each, 0.1) for each in ([0.9, 0.8, 0.97], [0.2, 0.3, 0.4]))
     assert gaps["k=1"].low == pytest.approx(0.59 - math.hypot(0.89 - low, other_high - 0.3), abs=0.01)
     assert gaps["k=1"].high == pytest.approx(0.59 + math.hypot(high - 0.89, 0.3 - other_low), abs=0.01)
     assert (gaps["k=1"].values, gaps["k=1"].pairs) == (pytest.approx((0.7, 0.5, 0.57)), 3)
@@ -182,9 +182,9 @@ def test_one_pair_has_no_interval(tmp_path):
 
 
 @given(values=st.lists(st.integers(0, 1000).map(lambda n: n / 1000), min_size=3, max_size=12))
-def test_intervals_of_accuracies_of_tasks_with_one_state(values):
+def test_normal_intervals_of_accuracies(values):
     """Student's t, with a variance of at least that of 1,000 questions in clusters, and at least one point."""
-    result = spread_of(values, 1000, two_state=False)
+    result = spread_of(values, 1000).normal
     mean = statistics.fmean(values)
     near = (1000 * mean + 2) / 1004
     variance = max(statistics.variance(values), 1.9 * near * (1 - near) / 1000, 1e-4)

@@ -1,17 +1,18 @@
-"""Intervals and tests from few seeds: exact values, and error rates on runs with known distributions."""
+"""Intervals and verdicts from few seeds: exact values, and error rates on runs with known distributions."""
 
 import importlib.util
 import itertools
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
 from canonlm.runs import seed_statistics
-from canonlm.runs.seed_statistics import spread_interval, t_factor, t_interval, wilson_interval
+from canonlm.runs.seed_statistics import holm, permutation_p, t_factor, t_interval, wilson_interval
 
 ROOT = Path(__file__).parents[2]
 spec = importlib.util.spec_from_file_location("simulated_pages", ROOT / "benchmarks" / "verdicts.py")
@@ -50,135 +51,164 @@ def test_gaffkes_bound_is_an_interval_around_the_mean_and_mirrors(values):
     assert mirrored == pytest.approx((1 - high, 1 - low), abs=0.02)
 
 
-def by_brute_force(ours, theirs):
-    """The share of all relabellings of the runs whose means are at least as far apart."""
-    runs, count = [*ours, *theirs], len(ours)
-    gap = abs(np.mean(ours) - np.mean(theirs))
-    gaps = []
-    for chosen in itertools.combinations(range(len(runs)), count):
-        mine = [runs[i] for i in chosen]
-        rest = [runs[i] for i in range(len(runs)) if i not in chosen]
-        gaps.append(abs(np.mean(mine) - np.mean(rest)))
-    return np.mean(np.array(gaps) >= gap * (1 - 1e-9) - 1e-12)
+def test_labellings_are_all_choices_the_real_one_first():
+    rows = seed_statistics.labellings(3, 7)
+    assert {tuple(np.flatnonzero(row)) for row in rows} == set(itertools.combinations(range(7), 3))
+    assert len(rows) == math.comb(7, 3)
+    assert rows[0].tolist() == [1, 1, 1, 0, 0, 0, 0]
+    drawn = seed_statistics.labellings(15, 30)
+    assert drawn.shape == (seed_statistics.SAMPLED + 1, 30)
+    assert drawn[0].tolist() == [1] * 15 + [0] * 15
+    assert (drawn.sum(axis=1) == 15).all()
+
+
+STEADY = [0.9, 0.9, 0.9, 0.9, 0.9]
+
+
+@pytest.mark.parametrize("level", [0.05, 0.01])
+@pytest.mark.parametrize("seeds", [5, 7])
+def test_the_safe_interval_of_runs_that_agree(seeds, level):
+    """For n equal values, Gaffke's one-sided bound is the mean times level^(1/n): a failure that n runs do not show."""
+    unseen = 1 - level ** (1 / seeds)
+    ours, theirs = [0.9] * seeds, [0.2] * seeds
+    low, high = seed_statistics.safe_difference(ours, theirs, 1_000, level)
+    assert low == pytest.approx(0.7 - math.hypot(unseen * 0.9, unseen * 0.8), abs=0.01)
+    assert high == pytest.approx(0.7 + math.hypot(unseen * 0.1, unseen * 0.2), abs=0.01)
 
 
 @given(ours=SHARES, theirs=SHARES)
-@settings(deadline=None, max_examples=40)
-def test_permutation_test_equals_brute_force(ours, theirs):
-    if max(ours + theirs) - min(ours + theirs) < 1e-6:
-        assert seed_statistics.permutation_p(ours, theirs) == 1
-    else:
-        assert seed_statistics.permutation_p(ours, theirs) == pytest.approx(by_brute_force(ours, theirs), abs=1e-9)
+@settings(deadline=None, max_examples=30)
+def test_intervals_of_differences_mirror_and_contain_them(ours, theirs):
+    gap = np.mean(ours) - np.mean(theirs)
+    for how in (seed_statistics.safe_difference, seed_statistics.normal_difference):
+        low, high = how(ours, theirs, 1_000)
+        assert low - 1e-9 <= gap <= high + 1e-9
+        assert how(theirs, ours, 1_000) == pytest.approx((-high, -low), abs=0.02)
 
 
-@pytest.mark.parametrize(("seeds", "smallest"), [(3, 0.1), (4, 2 / 70), (5, 2 / 252), (6, 2 / 924)])
-def test_the_smallest_p(seeds, smallest):
-    assert seed_statistics.permutation_p([1.0] * seeds, [0.0] * seeds) == pytest.approx(smallest)
+@given(
+    ours=st.lists(st.floats(-9, 9), min_size=3, max_size=6), theirs=st.lists(st.floats(-9, 9), min_size=3, max_size=6)
+)
+@settings(deadline=None, max_examples=50)
+def test_the_normal_interval_is_that_of_welch(ours, theirs):
+    assume(np.std(ours) + np.std(theirs) > 1e-3)
+    result = stats.ttest_ind(ours, theirs, equal_var=False)
+    gap, half = (
+        np.mean(ours) - np.mean(theirs),
+        stats.t.ppf(0.975, int(result.df + 1e-9))
+        * abs(result.confidence_interval(0.95).high - (np.mean(ours) - np.mean(theirs)))
+        / stats.t.ppf(0.975, result.df),
+    )
+    assert seed_statistics.normal_difference(ours, theirs, None) == pytest.approx((gap - half, gap + half), abs=1e-6)
 
 
-def test_max_t_accounts_for_all_slices():
-    """By brute force: the share of all labellings whose largest T reaches the slice's."""
-    rng = np.random.default_rng(3)
-    ours, theirs = rng.random((3, 4)), rng.random((3, 4)) - np.array([[0.8], [0.3], [0.0]])
-    together = np.concatenate([ours, theirs], axis=1)
-
-    def t(columns):
-        mine = together[:, columns].mean(axis=1)
-        rest = np.delete(together, columns, axis=1).mean(axis=1)
-        return np.abs(mine - rest) / together.std(axis=1)
-
-    every = np.array([t(list(columns)) for columns in itertools.combinations(range(8), 4)])
-    seen, worst, expected = t([0, 1, 2, 3]), 0.0, np.zeros(3)
-    order = np.argsort(-seen)
-    for rank, index in enumerate(order):
-        share = np.mean(every[:, order[rank:]].max(axis=1) >= seen[index] * (1 - 1e-9))
-        worst = expected[index] = max(worst, share)
-    assert seed_statistics.max_t_p(ours, theirs) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("seeds", [1, 2, 3, 4])
-def test_no_verdict_from_few_seeds(seeds):
+@pytest.mark.parametrize("seeds", [1, 2, 4])
+def test_too_few_seeds_decide_nothing(seeds):
     result = seed_statistics.compare({"a": [1.0] * seeds}, {"a": [0.0] * seeds}, 1_000)
     assert (result.state, result.slices, result.more_seeds) == ("undecided", {}, 5 - seeds)
 
 
-def test_a_clear_difference_and_a_tie():
-    high, low = {"a": [0.94] * 5, "b": [0.9] * 5}, {"a": [0.12] * 5, "b": [0.9] * 5}
-    assert seed_statistics.compare(high, low, 1_000).state == "higher"
-    assert seed_statistics.compare(low, high, 1_000).slices == {"a": -1}
-    assert seed_statistics.compare(high, high, 1_000).state == "alike"
-    barely = {"a": [0.945] * 5, "b": [0.9] * 5}  # a quarter of a point on average
-    assert seed_statistics.compare(barely, high, 1_000_000).state == "alike"
-
-
-def test_only_as_many_seeds_as_both_have():
+def test_states_of_comparisons():
+    high, low = {"a": [0.99] * 5, "b": [0.5] * 5}, {"a": [0.01] * 5, "b": [0.3] * 5}
+    assert seed_statistics.compare({"a": high["a"]}, {"a": low["a"]}, 1_000).state == "higher"
+    result = seed_statistics.compare(low, high, 1_000, level=0.5)
+    assert (result.state, result.slices) == ("lower", {"a": -1})  # 20 points are not enough for b
+    assert seed_statistics.compare(high, high, 1_000).state == "open"
     assert seed_statistics.compare({"a": [1.0] * 9}, {"a": [0.0] * 6}, 1_000).seeds == 6
 
 
-def test_four_against_four_is_undecided_with_two_pairs():
-    assert seed_statistics.permutation_p([1.0] * 4, [0.0] * 4) * 2 > seed_statistics.LEVEL
+def test_more_pairs_need_more():
+    one, six = (seed_statistics.compare({"a": STEADY}, {"a": [0.2] * 5}, 1_000, pairs=pairs) for pairs in (1, 6))
+    assert (one.state, six.state) == ("higher", "open")
+    assert six.safe.low < one.safe.low
+    assert six.normal.low < one.normal.low
+
+
+@pytest.mark.parametrize("gap", [0.1, 0.3, 0.5])
+def test_the_number_of_seeds_that_show_a_difference(gap):
+    ours, theirs = [0.9, 0.88], [0.5, 0.52]
+    seeds = seed_statistics.seeds_for(ours, theirs, gap)
+    visible = [seed_statistics.visible_gap(ours, theirs, each) for each in (seeds - 1, seeds)]
+    assert visible[1] <= gap < visible[0]
+    assert seed_statistics.seeds_for(ours, theirs, 0.001) is None
+
+
+@given(ours=st.lists(st.floats(1, 9), min_size=5, max_size=7), theirs=st.lists(st.floats(1, 9), min_size=5, max_size=7))
+@settings(deadline=None, max_examples=30)
+def test_the_interval_of_a_ratio_is_fiellers(ours, theirs):
+    """It has every ratio r for which mean(ours) - r mean(theirs) is not significantly different from 0."""
+    seeds = min(len(ours), len(theirs))
+    a, b = np.array(ours[:seeds]), np.array(theirs[:seeds])
+    assume(np.std(a) > 1e-3 < np.std(b))
+    result = seed_statistics.compare_ratios({"": ours}, {"": theirs})
+    t = stats.t.ppf(0.975, max(1, int(stats.ttest_ind(a, b, equal_var=False).df + 1e-9)))
+    inside = lambda r: abs(a.mean() - r * b.mean()) <= t * np.sqrt((a.var(ddof=1) + r**2 * b.var(ddof=1)) / seeds)  # noqa: E731
+    assert inside(1 + result.gap)
+    for end, beyond in zip(result.safe, (-1e-4, 1e-4), strict=True):
+        assert math.isinf(end) or (inside(1 + end - beyond) and not inside(1 + end + beyond))
 
 
 def test_floored_variance_of_equal_seeds():
     answers = seed_statistics.floored_variance([0.5, 0.5], 1_000)
     assert answers == pytest.approx(1.9 * 0.25 / 1_000)
-    assert seed_statistics.floored_variance([1.0, 1.0], 1_000_000) == seed_statistics.MIN_GAP**2
+    assert seed_statistics.floored_variance([1.0, 1.0], 1_000_000) == seed_statistics.MIN_DEVIATION**2
     assert seed_statistics.floored_variance([0.2, 0.8], 1_000) == pytest.approx(np.var([0.2, 0.8], ddof=1))
 
 
-@pytest.mark.every(3)
-@pytest.mark.parametrize(
-    "name", ["gaussian, sd 3", "bimodal 0.5, slices apart", "bimodal 0.5, slices together", "U-shaped", "tied at 1"]
-)
-def test_false_wins_are_rare_with_eight_seeds(name):
+@pytest.mark.parametrize("name", [
+    "solves with 0.5 / the same", "solves with 0.6 / the same", "solves with 0.8 / steady", "solves with 0.9 / steady",
+    "10% fail by 80 points / steady", "solves with 0.5 / solves a part with 0.625", "skewed, sd 7 / sd 1",
+])  # fmt: skip
+def test_safe_intervals_contain_the_difference(name):
+    """Fewer than 270 of 300 intervals of 93 % contain it once in 50 times."""
+    law, rng = simulated.EQUAL[name], np.random.default_rng(3)
+    assert simulated.coverage(law, seed_statistics.safe_difference, 7, 300, rng) >= 0.9
+
+
+def test_normal_intervals_of_rare_failures_do_not():
+    law, rng = simulated.EQUAL["solves with 0.9 / steady"], np.random.default_rng(3)
+    assert simulated.coverage(law, seed_statistics.normal_difference, 5, 200, rng) < 0.6
+
+
+@pytest.mark.parametrize("name", ["solves with 0.5 / the same", "U-shaped / steady", "all right / the same"])
+def test_false_verdicts_are_rare(name):
     """More than 14 of 150 pages are false by chance once in 100 times at a rate of 0.05."""
-    distribution = simulated.SAME[name]
-    assert simulated.false_wins(distribution, distribution, 8, 1, 150, np.random.default_rng(1)) <= 14 / 150
+    first, other = simulated.EQUAL[name]
+    rng = np.random.default_rng(1)
+    assert simulated.false_pages(lambda: [first.draw(rng, 5), other.draw(rng, 5)], 150) <= 14 / 150
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", simulated.SAME)
-def test_false_wins_are_rare_with_five_seeds(name):
-    """More than 31 of 400 pages are false by chance once in 150 times at a rate of 0.05."""
-    distribution = simulated.SAME[name]
-    assert simulated.false_wins(distribution, distribution, 5, 1, 400, np.random.default_rng(2)) <= 31 / 400
-
-
-@pytest.mark.slow
-def test_false_wins_with_unequal_spread():
-    narrow, wide = simulated.gaussian(0.5, 0.01), simulated.gaussian(0.5, 0.05)
-    assert simulated.false_wins(narrow, wide, 5, 1, 1_000, np.random.default_rng(2)) <= 0.07
+@pytest.mark.parametrize("name", simulated.EQUAL)
+@pytest.mark.parametrize("seeds", simulated.SEEDS)
+def test_safe_intervals_in_every_distribution(name, seeds):
+    """Fewer than 909 of 1,000 intervals of 93 % contain the difference once in 100 times."""
+    rng = np.random.default_rng(2)
+    assert simulated.coverage(simulated.EQUAL[name], seed_statistics.safe_difference, seeds, 1_000, rng) >= 0.909
 
 
 def test_a_large_difference_is_seen():
-    distribution, other = simulated.DIFFERENT["0.94 against 0.125"]
-    assert simulated.power(distribution, other, 5, 30, np.random.default_rng(0)) == (1, 1)
-    distribution, other = simulated.DIFFERENT["bimodal 0.9 against 0.1, together"]
-    assert simulated.power(distribution, other, 8, 100, np.random.default_rng(0))[1] == pytest.approx(0.94, abs=0.08)
+    clear = simulated.DIFFERENT["0.95 against chance (0.13), sd 2"]
+    assert simulated.power(clear, 5, 1, 20, np.random.default_rng(0)) == 1
 
 
 @pytest.mark.parametrize("seeds", [3, 5, 10])
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 def test_gaffkes_bound_covers_the_mean_of_two_states(share, seeds):
-    def two_states(rng):
-        return np.where(rng.random(seeds) < share, 1.0, 0.1)
-
-    rng = np.random.default_rng(4)
-    held = simulated.coverage(two_states, share + 0.1 * (1 - share), seed_statistics.gaffke_interval, 300, rng)
-    assert held >= 0.965
+    rng, law = np.random.default_rng(4), simulated.two_state(share, 1.0, 0.1)
+    assert simulated.coverage_of_one(law, seed_statistics.gaffke_interval, seeds, 300, rng) >= 0.965
 
 
 def test_the_floored_t_interval_covers_the_mean_of_normal_numbers():
-    rng = np.random.default_rng(5)
-    held = simulated.coverage(
-        lambda rng: rng.normal(0.5, 0.03, 5), 0.5, lambda values: seed_statistics.t_interval(values, 1_000), 600, rng
-    )
-    assert held >= 0.94
+    rng, law = np.random.default_rng(5), simulated.gaussian(0.5, 0.03)
+    assert simulated.coverage_of_one(law, lambda values: t_interval(values, 1_000), 5, 600, rng) >= 0.94
 
 
 def test_t_factors_are_those_of_scipy():
     counts = range(2, 301)
-    assert [t_factor(count) for count in counts] == pytest.approx(stats.t.ppf(0.975, [n - 1 for n in counts]), abs=1e-9)
+    for level in (0.05, 0.002):
+        expected = stats.t.ppf(1 - level / 2, [n - 1 for n in counts])
+        assert [t_factor(count, level) for count in counts] == pytest.approx(expected, rel=1e-8)
 
 
 @given(values=st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=40))
@@ -196,14 +226,6 @@ def test_nineteen_of_twenty_intervals_contain_the_true_value(count):
     assert np.mean(held) == pytest.approx(0.95, abs=0.012)  # 3.5 standard errors of 4,000 trials
 
 
-@pytest.mark.parametrize("count", [2, 3, 5, 8, 10, 30])
-def test_the_interval_of_a_standard_deviation_is_that_of_scipy(count):
-    values = np.random.default_rng(count).normal(3, 0.2, count)
-    squares = np.var(values, ddof=1) * (count - 1)
-    expected = np.sqrt(squares / stats.chi2.ppf([0.975, 0.025], count - 1))
-    assert spread_interval(values.tolist()) == pytest.approx(tuple(expected), rel=1e-9)
-
-
 def test_two_equal_numbers_have_an_interval_of_width_zero():
     assert t_interval([0.1, 0.1]) == (0.1, 0.1)
 
@@ -216,3 +238,17 @@ def test_wilson_equals_scipy(total, share):
     assert low == pytest.approx(truth.low, abs=1e-6)
     assert high == pytest.approx(truth.high, abs=1e-6)
     assert 0 <= low <= correct / total <= high <= 1
+
+
+def test_permutation_p_values_by_hand():
+    """Two of the 252 labellings of ten runs have the largest difference; equal runs cannot differ."""
+    assert permutation_p([0.9] * 5, [0.1, 0.2, 0.3, 0.2, 0.1]) == pytest.approx(2 / 252)
+    assert permutation_p([0.5] * 5, [0.5] * 5) == 1
+    assert permutation_p([1, 2], [3]) == pytest.approx(2 / 3)  # |-1.5|, |0|, |1.5|
+
+
+def test_holm_by_hand():
+    """The smallest of four counts four times, and no later one is smaller than an earlier one."""
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([]) == []

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from canonlm.cli import main
+from canonlm.runs.rows import evaluation
 from canonlm.train.checkpoint import load_model, steps
 from canonlm.train.loop import train
 
@@ -51,6 +52,28 @@ def test_a_finished_run_is_left_alone(tiny, reference):
     result = train(tiny(), reference)
     assert result == json.loads((reference / "result.json").read_text())
     assert {path: path.stat().st_mtime_ns for path in reference.rglob("*")} == before
+
+
+def test_a_run_ends_once_enough_is_right(tiny, reference, tmp_path):
+    """And its steps are those of a run that goes on."""
+    evals = [row for row in tiny.rows(reference) if row["kind"] == "eval"]
+    scores = {row["step"]: evaluation(row).accuracy for row in evals}
+    until = max(scores.values())
+    ends = min(step for step, score in scores.items() if score >= until)
+    assert ends >= 8
+    config = tiny(train={"until": until, "checkpoint_every": 1000})
+    result = train(config, tmp_path)
+    assert (result["steps"], result["final"]["step"]) == (ends, ends)
+    assert steps(tmp_path / "checkpoints") == [ends]
+    until_then = [row for row in tiny.rows(reference) if row["step"] <= ends]
+    assert [row for row in tiny.rows(tmp_path) if row["kind"] == "eval"] == [
+        row for row in until_then if row["kind"] == "eval"
+    ]
+    (tmp_path / "result.json").unlink()  # killed right before: the next process trains no further
+    again = train(config, tmp_path)
+    assert (again["steps"], again["final"]) == (ends, result["final"])
+    never = train(tiny(train={"until": 1.0, "steps": 8}), tmp_path / "never")
+    assert never["steps"] == 8
 
 
 def test_a_run_shorter_than_its_warm_up_is_reported(tiny, tmp_path):

@@ -16,6 +16,7 @@ CLAIM = typer.Argument(help="One claim in full, such as C06.", metavar="ID")
 SCALE = typer.Option(help="Which runs judge the claims: micro, small or paper.", autocompletion=completion.scales)
 RUNS = typer.Option(help="Folder of CSV files that `canonlm replicate --export` wrote. Default: our own runs.")
 SEED_SET = typer.Option(help="The seeds of the runs, as in `canonlm replicate`.")
+CHECK = typer.Option("--check-registration", help="Apply every registered comparison to the paper's own numbers.")
 OUT = typer.Option(help="Write a page instead, to a file that ends in .html or .md.")
 
 
@@ -25,6 +26,7 @@ def claims(
     runs: Annotated[Path | None, RUNS] = None,
     seed_set: Annotated[int, SEED_SET] = 0,
     out: Annotated[Path | None, OUT] = None,
+    check_registration: Annotated[bool, CHECK] = False,
 ) -> int:
     """Show the paper's claims and C51: supported (in part), contradicted, undecided or untested, and their runs.
 
@@ -36,6 +38,8 @@ def claims(
         raise expected("--runs", "a folder with CSV files of canonlm replicate --export", str(runs))
     if claim is not None and Path(claim).exists():
         raise expected("ID", "a claim, such as C06 (--runs FOLDER shows the claims by your results)", claim)
+    if check_registration:
+        return _check_registration()
     load_torch()
     with doing("judging the claims"):
         entries = later.claims.claims(runs or later.ledger.OWN_RESULTS, scale, seed_set)
@@ -54,7 +58,24 @@ def claims(
     else:
         _print_table(entries)
         say(later.claims.summary(entries))
+        say(later.claims.after_all(entries))
     return 0
+
+
+def _check_registration() -> int:
+    """Print how many of the paper's cells pass each comparison; 1 if at most half pass one."""
+    checks = later.registration.all_checks()
+    table = Table("", "scale", "comparison", "task", "of the paper's cells", box=None, padding=(0, 2, 0, 0))
+    for each in checks:
+        if each.cells:
+            wanted = f"{each.pair}: {each.pair.expect} by {each.pair.smallest:g}"
+            table.add_row(each.claim, each.scale, wanted, each.task, f"{each.passed} of {each.cells}")
+    Console().print(table)
+    say(f"{sum(not each.cells for each in checks)} other comparisons are about numbers that the paper does not print.")
+    failing = [each for each in checks if each.fails]
+    for each in failing:
+        say(f"refused: {each}")
+    return 1 if failing else 0
 
 
 def _print_table(entries: "list[later.claims.Claim]") -> None:
@@ -70,8 +91,8 @@ def lines_of(claim: "later.claims.Claim") -> list[str]:
     """A claim in full, as `canonlm replicate` prints it, too."""
     lines = [f"{claim.id}  {claim.state}", *filter(None, [claim.text])]
     lines += [f"The paper: {claim.paper}"] if claim.paper else []
-    lines += [f"  {each.what}: {each}" + (f"  ({each.note})" if each.note else "") for each in claim.estimates]
+    for each in claim.estimates:
+        lines.append(f"  {each.what}: {each}" + (f"  ({note})" if (note := later.claims_page.note(each)) else ""))
     lines += [claim.reason] if claim.reason else []
-    done, runs = claim.runs
-    facts = [f"{done} of {runs} runs", f"{claim.seeds} seeds each", *claim.machines, *claim.commits] if runs else []
+    facts = later.claims_page.facts_of(claim)
     return [*lines, *([f"Evidence: {'; '.join([claim.source, *facts])}"] if claim.source else [])]

@@ -31,6 +31,10 @@ SEEDS = typer.Option(
 QUICK = typer.Option(
     "--quick", help="One learning rate, one seed, a third of the training: takes minutes, proves nothing."
 )
+UNTIL = typer.Option(
+    help="Train until this share of answers is right, such as 90%, or for four times the steps: how much faster is it?",
+    metavar="SHARE",
+)
 OUT = typer.Option(help="Folder for runs and page. In the folder of `canonlm replicate`, runs are shared.")
 DRY_RUN = typer.Option("--dry-run", help="Only show what would be trained and how long that takes on this machine.")
 
@@ -41,14 +45,15 @@ def profile(
     seeds: Annotated[int | None, SEEDS] = None,
     quick: Annotated[bool, QUICK] = False,
     match: Match = None,
+    until: Annotated[str | None, UNTIL] = None,
     out: Annotated[Path, OUT] = Path("runs/profile"),
     jobs: Jobs = 2,
     dry_run: Annotated[bool, DRY_RUN] = False,
 ) -> int:
     """Is my architecture better, at what, and how sure is that? Trains small models on six tasks and writes one page.
 
-    All architectures see the same data at the same learning rates. One seed chooses the rate of each on a validation
-    split; fresh seeds are judged on the test split. The page is OUT/profile.html. Ctrl-C saves every run; the same
+    All architectures see the same data at the same learning rates. Three seeds choose the rate of each on a validation
+    split; other seeds are judged on the test split. The page is OUT/profile.html. Ctrl-C saves every run; the same
     command continues where it stopped.
     """
     for text in archs:
@@ -60,7 +65,7 @@ def profile(
     load_torch()
     requested = [part.strip() for part in tasks.split(",")] if tasks else []
     names = later.names.split_names(",".join(archs))
-    experiment = later.profiles.profile(names, requested, seeds=seeds, quick=quick, match=match)
+    experiment = later.profiles.profile(names, requested, seeds=seeds, quick=quick, match=match, until=_share(until))
     following = _Following(experiment, out, jobs)
     with doing("timing a few steps of each model"):
         left = following.left()
@@ -77,12 +82,23 @@ def profile(
         return 130
 
     shown = following.write()
-    say("\n".join([*later.profile_text.headlines(shown), *later.profile_text.verdicts(shown)]))
+    words = later.profile_text
+    say("\n".join([*words.headlines(shown), *words.verdicts(shown), *words.noise(shown)]))
     say(f"wrote {following.page}")
     failed = sorted(run for run, outcome in following.outcomes.items() if outcome is None)
     for run in failed:
         say(f"failed: {run}; {out / 'leases' / f'{run}.failures.json'} says why")
     return 1 if failed else 0
+
+
+def _share(text: str | None) -> float | None:
+    """`90%` → 0.9."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text.strip())
+    if match is None or not 0 < float(match[1]) <= 100:
+        raise expected("--until", "a share of right answers, such as 90%", text)
+    return float(match[1]) / 100
 
 
 class _Following:
@@ -92,6 +108,7 @@ class _Following:
         self.experiment, self.out, self.page = experiment, out, out / "profile.html"
         self.jobs, self.progress = jobs, dict[str, later.play.Progress]()
         self.outcomes = later.ledger.outcomes_of([experiment], later.profiles.SCALE, out)
+        self.planned: set[str] = set()
 
     def __call__(self, event: "later.queue.Event") -> None:
         run, message = event.run, f": {event.message}" if event.message else ""
@@ -103,7 +120,17 @@ class _Following:
             message += f"  ({self.left()})"
             if run.config.train.eval_split == "test":
                 self.write()
+            else:
+                self.say_what_seeds_show()
         say(f"{event.kind:<9} {run.name}{message}", flush=True)
+
+    def say_what_seeds_show(self) -> None:
+        """Once for each task, when its tuning runs are done: before anything is judged."""
+        lines = later.profile_text.planned(later.profile_results.profiled(self.experiment, self.outcomes))
+        for line in lines:
+            if line not in self.planned:
+                self.planned.add(line)
+                say(line, flush=True)
 
     def left(self) -> str:
         """`17 of 72 runs, about 43 min left`"""

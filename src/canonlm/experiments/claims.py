@@ -6,6 +6,7 @@ decide the comparisons that an experiment has registered, the published tables t
 claim's verdict.
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,9 +19,9 @@ from canonlm.experiments import ledger, schema
 from canonlm.experiments.grid import Outcomes
 from canonlm.experiments.retests import TableTest, retests
 from canonlm.experiments.schema import Experiment, Scale
-from canonlm.experiments.verdicts import Compared, State, Verdict, combined, judge, shares_right
+from canonlm.experiments.verdicts import FASTER, Compared, State, Verdict, combined, judge, shares_right
 from canonlm.runs.rows import one_line
-from canonlm.runs.seed_statistics import spread_of
+from canonlm.runs.seed_statistics import LEVEL, Interval, holm, spread_of
 from canonlm.train.config import Settings
 
 STATES: tuple[State, ...] = ("supported", "supported in part", "contradicted", "undecided", "untested")
@@ -73,8 +74,9 @@ def listed() -> dict[str, Listed]:
 @dataclass(frozen=True)
 class Estimate:
     """One part of a verdict: how much higher the first is than the second, in `unit`, or a share of right answers (the
-    unit is then `RIGHT`). low, high: the 95 % interval; both are the value if there is none. state: the verdict on this
-    part. note: what to know about it."""
+    unit is then `RIGHT`). low, high: the safe 95 % interval; both are the value if there is none. state: the verdict on
+    this part. note: what to know about it. normal: the interval if further runs differ as these do. p: see `Compared`;
+    None: no test. edge: the arms whose learning rate is the largest or smallest that was tried."""
 
     what: str
     value: float
@@ -83,20 +85,31 @@ class Estimate:
     unit: str
     state: State
     note: str = ""
+    normal: Interval | None = None
+    p: float | None = None
+    edge: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        digits = 3 if self.unit.startswith("nats") else 2 if self.unit != "points" or abs(self.value) < 10 else 1
-        form = f".{digits}f" if self.unit == RIGHT else f"+.{digits}f"
-        number = f"{self.value:{form}}"
+        if self.unit == FASTER and math.isinf(self.value):
+            return f"more than {self.low:.3g} {self.unit}"
+        number = self._written(self.value)
         if self.low < self.high:
-            number += f" [{self.low:{form}}, {self.high:{form}}]"
-        return f"{number} {self.unit}".replace("-", "−")
+            number += f" {self.interval(Interval(self.low, self.high))}"
+        return f"{number} {self.unit}"
+
+    def interval(self, ends: Interval) -> str:
+        return f"[{self._written(ends.low)}, {self._written(ends.high)}]"
+
+    def _written(self, number: float) -> str:
+        digits = 3 if self.unit.startswith("nats") else 2 if self.unit != "points" or abs(self.value) < 10 else 1
+        sign = "" if self.unit in (RIGHT, FASTER) else "+"
+        return f"{number:{sign}.{digits}f}".replace("-", "−").replace("inf", "∞")
 
 
 @dataclass(frozen=True)
 class Claim:
     """An entry of the ledger. source: where the evidence is from. reason: why a claim is untested, or what limits the
-    test. runs: the numbers of finished runs and of all runs behind it."""
+    test. runs: the numbers of finished runs and of all runs behind it. setting: the one whose runs decide it."""
 
     id: str
     text: str
@@ -109,6 +122,7 @@ class Claim:
     runs: tuple[int, int] = (0, 0)
     machines: tuple[str, ...] = ()
     commits: tuple[str, ...] = ()
+    setting: str = ""
 
 
 def claims(folder: Path, scale: str = "micro", seed_set: int = 0) -> list[Claim]:
@@ -146,6 +160,25 @@ def summary(entries: Sequence[Claim]) -> str:
     return f"{len(entries)} claims: " + ", ".join(f"{counts[state]} {state}" for state in STATES)
 
 
+def after_all(entries: Sequence[Claim]) -> str:
+    """How many comparisons of runs still differ if all of the ledger are counted (Holm), and which settings decide the
+    claims: verdicts on the same runs stand or fall together."""
+    tests = [(entry.id, each.p) for entry in entries for each in entry.estimates if each.p is not None]
+    lasting = [name for (name, _), p in zip(tests, holm([p for _, p in tests]), strict=True) if p <= LEVEL]
+    by_setting: dict[str, list[str]] = {}
+    for entry in entries:
+        if entry.setting and entry.state not in ("undecided", "untested"):
+            by_setting.setdefault(entry.setting, []).append(entry.id)
+    if not tests:
+        return ""
+    places = "; ".join(f"{setting} decides {', '.join(names)}" for setting, names in sorted(by_setting.items()))
+    names = f" ({', '.join(dict.fromkeys(lasting))})" if lasting else ""
+    text = (
+        f"Of {len(tests)} comparisons of runs, {len(lasting)} differ by an exact permutation test that counts them all"
+    )
+    return f"{text}{names}." + (f" Verdicts on the same runs stand or fall together: {places}." if places else "")
+
+
 def of_verdict(experiment: Experiment, verdict: Verdict, outcomes: Outcomes) -> Claim:
     """The verdict on a claim of an experiment as an entry of the ledger, with the shares of right answers that a claim
     of the paper promises."""
@@ -158,6 +191,9 @@ def of_verdict(experiment: Experiment, verdict: Verdict, outcomes: Outcomes) -> 
         parts += [_share(experiment, verdict, each, outcomes) for each in entry.enough]
         state = combined([each.state for each in parts])
     env = [run.env for name in verdict.runs if (run := outcomes.get(name))]
+    machines, commits = (
+        tuple(sorted({one_line(str(each[key])) for each in env if each.get(key)})) for key in ("machine", "commit")
+    )
     return Claim(
         verdict.claim,
         entry.text,
@@ -168,7 +204,9 @@ def of_verdict(experiment: Experiment, verdict: Verdict, outcomes: Outcomes) -> 
         "; ".join(filter(None, (verdict.note, entry.caveats.get(verdict.scale, "")))),  # type: ignore[call-overload]
         verdict.seeds,
         (verdict.done, len(verdict.runs)),
-        *(tuple(sorted({one_line(str(each[key])) for each in env if each.get(key)})) for key in ("machine", "commit")),
+        machines,
+        commits,
+        experiment.claims[verdict.claim].at[verdict.scale].setting,  # type: ignore[index]
     )
 
 
@@ -190,19 +228,22 @@ def _estimate(verdict: Verdict, compared: Compared) -> Estimate | None:
     if (result := compared.result) is None:
         return None
     factor = compared.factor
-    low, high = (result.low, result.high) if result.seeds > 1 else (result.gap, result.gap)
+    low, high = result.safe if result.seeds > 1 else (result.gap, result.gap)
     pair = compared.pair
     rates = ", ".join("?" if rate is None else f"{rate:g}" for rate in compared.rates)
     note = f"expected {pair.expect} by {factor * pair.smallest:g}; {compared.state}; rates {rates}"
-    if compared.at_edge:
-        note += f"; at the edge of the rates tried: {', '.join(compared.at_edge)}"
-    return Estimate(str(pair), factor * result.gap, factor * low, factor * high, compared.unit, compared.state, note)
+    normal = None
+    if result.normal != result.safe and result.seeds > 1:
+        normal = Interval(*(factor * end for end in result.normal))
+    return Estimate(
+        str(pair), factor * result.gap, factor * low, factor * high, compared.unit, compared.state, note, normal,
+        compared.p if pair.expect in ("higher", "lower") else None, compared.at_edge,
+    )  # fmt: skip
 
 
 def _share(experiment: Experiment, verdict: Verdict, enough: Enough, outcomes: Outcomes) -> Estimate:
     shares, questions = shares_right(experiment, verdict, enough.arm, enough.slices, outcomes)
-    two_state = experiment.settings[experiment.claims[verdict.claim].at[verdict.scale].setting].two_state  # type: ignore[index]
-    spread = spread_of(shares, questions, two_state=two_state)
+    spread = spread_of(shares, questions)
     state: State = "undecided"
     if spread.low < spread.high and not spread.low < enough.at_least <= spread.high:
         state = "supported" if spread.low >= enough.at_least else "contradicted"

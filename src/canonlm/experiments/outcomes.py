@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 from canonlm.core.errors import expected
@@ -51,11 +52,13 @@ LARGER_IS_BETTER = {"bits_per_parameter"}
 
 def score(run: Run, setting: Setting) -> float:
     """The score that chooses the learning rate, larger is better: the mean accuracy over the setting's slices at the
-    end, or its measure, negated if smaller is better. The run has not `diverged`."""
+    end, or its measure, negated if smaller is better. Of runs that end once enough is right, the share of the steps
+    that they did not need is added. The run has not `diverged`."""
     if setting.measure is not None:
         value = run.final.measures[setting.measure]
         return value if setting.measure in LARGER_IS_BETTER else -value
-    return accuracy(run.final, setting.slices)
+    unneeded = 0.0 if setting.until is None else 1 - run.final.step / (run.steps or run.final.step)
+    return accuracy(run.final, setting.slices) + unneeded
 
 
 def diverged(run: Run, measure: str | None) -> bool:
@@ -69,13 +72,12 @@ def accuracy(row: Evaluation, slices: Sequence[str]) -> float:
     return sum(row.answers(key).accuracy for key in keys) / len(keys)
 
 
+def evaluated_every(run: Run) -> int:
+    """The largest number of steps between two evaluations."""
+    steps = [0, *(row.step for row in run.evals)]
+    return max(after - before for before, after in pairwise(steps))
+
+
 def first_step(run: Run, slices: Sequence[str], threshold: float) -> int | None:
     """The first evaluated step with at least that accuracy, if there is one."""
     return next((row.step for row in run.evals if accuracy(row, slices) >= threshold), None)
-
-
-def step_at(run: Run, slices: Sequence[str], threshold: float) -> float:
-    """The first evaluated step with at least that accuracy, as a share of the training; for a run without one, the
-    training and one evaluation interval more."""
-    step, steps = first_step(run, slices, threshold), run.evals[-1].step
-    return 1 + run.evals[0].step / steps if step is None else step / steps

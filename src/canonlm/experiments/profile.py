@@ -4,7 +4,7 @@ It shares runs with registered experiments, and `replicate` works through it lik
 architectures have the same data, steps and rates.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import yaml
@@ -12,15 +12,21 @@ import yaml
 from canonlm.core import user_code
 from canonlm.core.errors import expected, unknown
 from canonlm.experiments import grid
-from canonlm.experiments.schema import Experiment, Panel, Setting, named, setting, setting_names
+from canonlm.experiments.schema import FIRST_TUNING_SEED, Experiment, Panel, Setting, named, setting, setting_names
 from canonlm.launch.recipes import TEXT, load_preset
-from canonlm.runs.seed_statistics import seeds_needed
+from canonlm.runs.seed_statistics import MIN_SEEDS
 from canonlm.train.config import RunConfig, resolve
 from canonlm.train.load_config import merge
 
 SCALE = "micro"
+AGAIN = "-again"
+"""Ends the name of a setting with other seeds, which only the first architecture is trained with: it is compared with
+itself."""
+FIRST_SEED_AGAIN = 500
 QUICK_SHARE = 3
 """A quick profile trains for the steps of a full one divided by this."""
+BUDGET = 4
+"""With `until`, a run has at most this many times the steps of a full profile."""
 
 
 def tasks() -> dict[str, str]:
@@ -37,12 +43,14 @@ def profile(
     seeds: int | None = None,
     quick: bool = False,
     match: str | None = None,
+    until: float | None = None,
 ) -> Experiment:
     """Every architecture on every task. The others are compared with the first architecture.
 
     task_names: empty: all. seeds: fresh seeds of each architecture; default: as many as verdicts need, or one
     if quick.
-    quick: the middle rate, and a third of the training. match: "parameters", as in `canonlm play`.
+    quick: the middle rate, and a third of the training. match: "parameters", as in `canonlm play`. until: a run ends
+    when it has that share of the answers right, after at most BUDGET times as many steps.
     ValueError: no such task or architecture, fewer seeds than one, a model that cannot be built or matched.
     """
     from canonlm.train.build import check, with_complete_name  # imports torch, which pages do not need
@@ -51,24 +59,31 @@ def profile(
     for name in task_names:
         if name not in settings_of_tasks:
             raise unknown("task", name, settings_of_tasks)
-    if seeds is not None and seeds < 1:
-        raise expected("--seeds", "an integer >= 1", seeds)
+    if seeds is not None and not 1 <= seeds <= FIRST_TUNING_SEED:
+        raise expected("--seeds", f"an integer from 1 to {FIRST_TUNING_SEED}", seeds)
     if match not in (None, "parameters"):
         raise expected("--match", "parameters", match)
+    if until is not None and (quick or not 0 < until <= 1):
+        raise expected("--until", "no value with --quick, and else a share from 1% to 100%", until)
     chosen_tasks = list(dict.fromkeys(task_names or settings_of_tasks))
-    count = seeds or (1 if quick else seeds_needed(len(chosen_tasks) * (len(set(archs)) - 1)))
+    count = seeds or (1 if quick else MIN_SEEDS)
     settings, panels = {}, []
     for task in chosen_tasks:
         registered = setting(settings_of_tasks[task])
-        settings[settings_of_tasks[task]] = _quick(registered, count) if quick else _tuned(registered, count)
-        names = dict.fromkeys(with_complete_name(_config(registered, arch)).arch for arch in archs)
-        panels.append(Panel(settings=[settings_of_tasks[task]], arms=list(names)))
+        name = settings_of_tasks[task]
+        registered = registered if until is None else _longer(registered, until)
+        settings[name] = _quick(registered, count) if quick else _tuned(registered, count)
+        names = list(dict.fromkeys(with_complete_name(_config(registered, arch)).arch for arch in archs))
+        panels.append(Panel(settings=[name], arms=names))
+        if len(names) > 1 and not quick:
+            settings[name + AGAIN] = settings[name].model_copy(update={"first_seed": FIRST_SEED_AGAIN})
+            panels.append(Panel(settings=[name + AGAIN], arms=names[:1]))
     first = panels[0].arms[0] if match else None
     command = "canonlm profile --quick" if quick else "canonlm profile"
     experiment = Experiment(title=_question(panels[0].arms), source=command, micro=panels, match=first)
     text = yaml.safe_dump(experiment.model_dump(exclude_defaults=True), sort_keys=False)
     text += "".join(f"# {key}: sha256 {file.sha256}\n" for arch in archs for key, file in _files(arch).items())
-    named(experiment, "profile-quick" if quick else "profile", text, settings)
+    named(experiment, "profile-quick" if quick else "profile-until" if until else "profile", text, settings)
     for point in grid.points(experiment, SCALE):
         check(grid.tuning_runs(experiment, point)[0].config)
     return experiment
@@ -99,18 +114,31 @@ def runs_of(experiment: Experiment, outcomes: grid.Outcomes) -> list[grid.GridRu
 
 
 def _tuned(registered: Setting, seeds: int) -> Setting:
-    """With one tuning seed per rate, and one look."""
-    return registered.model_copy(update={"tuning_seeds": 1, "looks": {seeds: 0.05}})
+    """With three tuning seeds per rate, rates that go on beyond an edge, and one look."""
+    return registered.model_copy(update={"tuning_seeds": 3, "widen": 2, "looks": {seeds: 0.05}})
+
+
+def _longer(registered: Setting, until: float) -> Setting:
+    """Until a share of answers is right, for BUDGET times the steps at most."""
+    changed = _scaled(registered, lambda number: number * BUDGET)
+    return registered.model_copy(
+        update={"changes": merge(merge(registered.changes, changed), {"train": {"until": until}})}
+    )
+
+
+def _scaled(registered: Setting, scaled: Callable[[int], int]) -> dict[str, Any]:
+    """Changes of the steps, or of the exposures of a task whose stream ends."""
+    config = _config(registered, "llama")
+    task = config.built_task
+    if task is not None and task.training_windows(0, config.data.seq_len) is not None:
+        return {"task": {"exposures": scaled(task.spec.exposures)}}
+    return {"train": {"steps": scaled(config.train.steps)}}
 
 
 def _quick(registered: Setting, seeds: int) -> Setting:
     """With a third of the training at one rate: nothing is tuned, and all seeds are reported."""
-    config = _config(registered, "llama")
     rates = grid.rates_of(registered, None)
-    shorter: dict[str, Any] = {"train": {"steps": config.train.steps // QUICK_SHARE}}
-    task = config.built_task
-    if task is not None and task.training_windows(0, config.data.seq_len) is not None:  # a stream that ends
-        shorter = {"task": {"exposures": task.spec.exposures // QUICK_SHARE}}
+    shorter = _scaled(registered, lambda number: number // QUICK_SHARE)
     return registered.model_copy(
         update={
             "changes": merge(registered.changes, shorter),

@@ -1,30 +1,42 @@
-"""The numbers of a profile: scores, comparisons with the first architecture, steps until tasks are solved, costs."""
+"""The numbers of a profile: how much faster each architecture learns than the first, how much better it is in the end,
+how surely, at what cost."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import mean
+from typing import Literal
 
 from canonlm.experiments import grid
-from canonlm.experiments.outcomes import first_step
-from canonlm.experiments.profile import SCALE, runs_of
+from canonlm.experiments.outcomes import accuracy, evaluated_every, first_step, score
+from canonlm.experiments.profile import AGAIN, SCALE, runs_of
 from canonlm.experiments.schema import Experiment, Setting
 from canonlm.runs.load import Run, tokens_of
 from canonlm.runs.rows import primary, slice_key
-from canonlm.runs.seed_statistics import Comparison, Spread, seeds_needed
+from canonlm.runs.seed_statistics import LEVEL, MIN_SEEDS, Comparison, Spread, seeds_for, visible_gap
+from canonlm.runs.speed import Speed, speed_factor
 from canonlm.runs.summary import Rate, compared, median_speed, rate_of
 from canonlm.runs.task_info import TaskInfo
 
-SOLVED = (0.5, 0.99)
-"""Accuracies at which a task counts as half solved and as solved."""
+HALF, SOLVED, ALL = 0.5, 0.9, 0.99
+THRESHOLDS = (HALF, SOLVED, ALL)
+"""Accuracies to which steps are counted. A run that ends with at least SOLVED counts as one that solves the task."""
+CHANCE_MARGIN = 0.02
+"""A score at most this far above that of guessing counts as chance."""
+USEFUL = 0.1
+"""The difference for which a number of seeds is planned: ten points."""
+
+Standing = Literal["differ", "one at chance", "both at chance", "both saturated"]
 
 
 @dataclass(frozen=True)
 class Arm:
     """An architecture on a task. rate: its finished fresh runs at the chosen learning rate; None until one is chosen.
-    failed: how many runs have failed for good. waiting: whether others are still to come. flops: forward and backward,
-    per token."""
+    tuning: the scores of the tuning runs, by rate. failed: how many runs have failed for good. waiting: whether others
+    are still to come. flops: forward and backward, per token."""
 
     arch: str
     rate: Rate | None
+    tuning: Mapping[float, tuple[float, ...]]
     at_edge: bool
     failed: int
     waiting: bool
@@ -56,15 +68,58 @@ class Arm:
         speed, tokens = self.tokens_per_s, tokens_of(self.runs[0].config, 1) if self.runs else None
         return tokens / speed / 60 if tokens and speed else None
 
+    @property
+    def sensitivity(self) -> float | None:
+        """How much is lost by the rate next to the best one, on the side where more is lost, in tuning runs."""
+        if self.rate is None or self.rate.lr not in self.tuning or len(self.tuning) < 2:
+            return None
+        rates = sorted(self.tuning)
+        place = rates.index(self.rate.lr)
+        beside = [rates[other] for other in (place - 1, place + 1) if 0 <= other < len(rates)]
+        return mean(self.tuning[self.rate.lr]) - min(mean(self.tuning[rate]) for rate in beside)
+
     def solved_at(self, threshold: float, slices: Sequence[str]) -> list[int | None]:
         """For each run: the first evaluated step with that accuracy, or None."""
         return [first_step(run, slices, threshold) for run in self.runs]
+
+    def solving(self, slices: Sequence[str]) -> list[float]:
+        """The scores of the runs that end with at least SOLVED."""
+        return [end for run in self.runs if (end := accuracy(run.final, slices)) >= SOLVED]
+
+    def hardest(self, slices: Sequence[str]) -> str | None:
+        """The last slice, in the order of difficulty, up to which all have a mean of at least SOLVED; "" if none."""
+        if not self.rate or not self.runs:
+            return None
+        last = ""
+        for key in slices:
+            if mean(self.rate.values(key)) < SOLVED:
+                break
+            last = key
+        return last
+
+    def score_within(self, steps: float, slices: Sequence[str]) -> float | None:
+        """The mean score at the last evaluation of each run within that many steps; None before the first one."""
+        rows = [[row for row in run.evals if row.step <= steps] for run in self.runs]
+        return mean(accuracy(each[-1], slices) for each in rows) if rows and all(rows) else None
+
+
+@dataclass(frozen=True)
+class Versus:
+    """An architecture against the first one. end: their final scores. speeds: how many times faster it reaches each of
+    THRESHOLDS; None where too few runs do. standing: what a difference of the final scores means."""
+
+    end: Comparison
+    speeds: Mapping[float, Speed | None]
+    standing: Standing
 
 
 @dataclass(frozen=True)
 class TaskProfile:
     """chance: what guessing scores. comparisons: of each architecture but the first with the first; None while either
-    has no run."""
+    has no run. itself: the first one with other seeds against itself, which shows how much is noise; None if these
+    seeds are not trained. visible, needed: the difference that the planned seeds would show if further runs are like
+    the tuning runs, and the number of seeds for one of USEFUL (None: more than 1,000), the larger one of all pairs;
+    both None before tuning."""
 
     task: TaskInfo
     label: str
@@ -72,7 +127,10 @@ class TaskProfile:
     chance: float
     steps: int
     arms: tuple[Arm, ...]
-    comparisons: tuple[Comparison | None, ...]
+    comparisons: tuple[Versus | None, ...]
+    itself: Versus | None
+    visible: float | None
+    needed: int | None
 
 
 @dataclass(frozen=True)
@@ -86,14 +144,20 @@ class Profile:
     needed: int
     quick: bool
     matched: bool
+    until: float | None
     done: int
     total: int
+
+    @property
+    def share(self) -> float:
+        """The share of right answers whose speed counts first."""
+        return self.until or HALF
 
 
 def profiled(experiment: Experiment, outcomes: grid.Outcomes) -> Profile:
     """The profile of an experiment of `canonlm.experiments.profile`. outcomes: finished runs by name, None for one that
     failed."""
-    panels = experiment.panels(SCALE)
+    panels = [panel for panel in experiment.panels(SCALE) if not panel.settings[0].endswith(AGAIN)]
     archs = panels[0].arms
     pairs = len(panels) * (len(archs) - 1)
     runs = runs_of(experiment, outcomes)
@@ -103,9 +167,10 @@ def profiled(experiment: Experiment, outcomes: grid.Outcomes) -> Profile:
         tuple(archs),
         tuple(_task(experiment, panel.settings[0], panel.arms, archs, outcomes, pairs) for panel in panels),
         max(_seeds(setting) for setting in settings),
-        seeds_needed(pairs),
+        MIN_SEEDS,
         all(setting.choose_on == "test" for setting in settings),
         experiment.match is not None,
+        experiment.settings[panels[0].settings[0]].until,
         sum(run.name in outcomes for run in runs),
         len(runs),
     )
@@ -129,19 +194,60 @@ def _task(
     assert task is not None
     slices = tuple(setting.slices or primary(slice_key(where) for where in task.slices()))
     chances = [task.chance(where) for where in task.slices() if slice_key(where) in slices]
-    arms = tuple(
+    chance = sum(chances) / len(chances)
+    first, *others = (
         _arm(experiment, grid.Point(name, arch, None, None), label, outcomes)
         for arch, label in zip(named, archs, strict=True)
     )
-    first = arms[0].rate
-    comparisons = tuple(
-        compared(arm.rate, first, slices, pairs=pairs, two_state=setting.two_state)
-        if arm.rate and first and arm.runs and first.runs else None
-        for arm in arms[1:]
-    )  # fmt: skip
-    chance = sum(chances) / len(chances)
-    label = setting.task[:1].upper() + setting.task[1:]
-    return TaskProfile(TaskInfo(setting.task), label, slices, chance, config.train.steps, arms, comparisons)
+    itself = None
+    if name + AGAIN in experiment.settings:
+        again = _arm(experiment, grid.Point(name + AGAIN, named[0], None, None), archs[0], outcomes)
+        itself = _versus(again, first, slices, chance, pairs, setting.until)
+    visible, needed = _planned(first, others, _seeds(setting), LEVEL / max(1, pairs))
+    return TaskProfile(
+        TaskInfo(setting.task),
+        setting.task[:1].upper() + setting.task[1:],
+        slices,
+        chance,
+        config.train.steps,
+        (first, *others),
+        tuple(_versus(arm, first, slices, chance, pairs, setting.until) for arm in others),
+        itself,
+        visible,
+        needed,
+    )
+
+
+def _versus(
+    arm: Arm, first: Arm, slices: Sequence[str], chance: float, pairs: int, until: float | None
+) -> Versus | None:
+    if not (arm.rate and first.rate and arm.runs and first.runs and arm.score and first.score):
+        return None
+    runs = *arm.runs, *first.runs
+    end, every = max(run.evals[-1].step for run in runs), max(map(evaluated_every, runs))
+    shares = {*THRESHOLDS, until or HALF}
+    speeds = {
+        share: speed_factor(
+            arm.solved_at(share, slices), first.solved_at(share, slices), end, LEVEL / pairs, every=every
+        )
+        for share in shares
+    }
+    means = arm.score.mean, first.score.mean
+    guessing = sum(each <= chance + CHANCE_MARGIN for each in means)
+    standing: Standing = ("differ", "one at chance", "both at chance")[guessing]
+    if min(means) >= ALL:
+        standing = "both saturated"
+    return Versus(compared(arm.rate, first.rate, slices, pairs=pairs), speeds, standing)
+
+
+def _planned(first: Arm, others: Sequence[Arm], seeds: int, level: float) -> tuple[float | None, int | None]:
+    tuned = [arm.tuning.get(arm.rate.lr) if arm.rate else None for arm in (first, *others)]
+    if not others or not all(tuned):
+        return None, None
+    reference, *rest = (list(values or ()) for values in tuned)
+    visible = max(visible_gap(values, reference, seeds, level) for values in rest)
+    needed = [seeds_for(values, reference, USEFUL, level) for values in rest]
+    return visible, None if None in needed else max(each for each in needed if each is not None)
 
 
 def _arm(experiment: Experiment, point: grid.Point, label: str, outcomes: grid.Outcomes) -> Arm:
@@ -154,12 +260,17 @@ def _arm(experiment: Experiment, point: grid.Point, label: str, outcomes: grid.O
     tuning = grid.tuning_runs(experiment, point, outcomes)
     tried = {run.name for run in (*tuning, *planned)}
     done = [run for each in planned if (run := outcomes.get(each.name))]
+    scores: dict[float, tuple[float, ...]] = {}
+    for each in tuning:
+        if setting.choose_on != "test" and (run := outcomes.get(each.name)):
+            scores[run.lr] = (*scores.get(run.lr, ()), score(run, setting))
     model = build_model(tuning[0].config, "meta")
-    score, *others = setting.slices or [""]
+    key, *others = setting.slices or [""]
     assert not others, "the score of a profile is that of one slice, or of all of the primary scale"
     return Arm(
         label,
-        None if rate is None else rate_of(label, rate, done, score, setting.two_state),
+        None if rate is None else rate_of(label, rate, done, key),
+        scores,
         grid.at_edge(experiment, point, rate, outcomes),
         sum(name in outcomes and outcomes[name] is None for name in tried),
         not tried <= outcomes.keys(),

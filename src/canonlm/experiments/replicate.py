@@ -11,7 +11,7 @@ from typing import Any
 import canonlm
 from canonlm.core.errors import unknown, writing
 from canonlm.core.files import make_folder, write_json, write_text
-from canonlm.experiments import grid, ledger, schema
+from canonlm.experiments import grid, ledger, registration, schema
 from canonlm.experiments.outcomes import noted
 from canonlm.experiments.plan import plan as plan_of
 from canonlm.experiments.schema import Experiment
@@ -27,7 +27,7 @@ def chosen(
     name: str, scale: str, only: Collection[str] = (), *, seed_set: int = 0, trust: bool = False
 ) -> list[Experiment]:
     """The experiment of that name, or for `all` every one that has the scale. ValueError: no such experiment, scale,
-    setting or claim. trust: as in `schema.load`."""
+    setting or claim, or a test of the paper's figure that its own numbers fail. trust: as in `schema.load`."""
     if scale not in schema.SCALES:
         raise unknown("scale", scale, schema.SCALES)
     loaded = [
@@ -41,6 +41,9 @@ def chosen(
     for part in only:
         if part not in settings | claims:
             raise unknown("setting or claim", part, settings | claims)
+    for experiment in with_scale:
+        if experiment.figure is not None:
+            registration.refuse(experiment, scale)
     return [experiment for experiment in with_scale if grid.points(experiment, scale, only)]
 
 

@@ -60,7 +60,6 @@ class Setting(Settings):
     widen: NonNegativeInt = 0  # the max number of rates to add beyond an edge, while the best rate is there
     slices: list[str] = []  # whose mean is the score; empty: all of the task's primary scale
     measure: str | None = None  # a measure of the evaluation in place of accuracies. Of text: loss
-    two_state: bool = True  # a run either solves the task or does not, so intervals assume no distribution
     paper: str | None = None  # what the paper's grids call it
 
     @model_validator(mode="after")
@@ -104,6 +103,12 @@ class Setting(Settings):
         return changes
 
     @property
+    def until(self) -> float | None:
+        """The share of right answers at which its runs end, if there is one."""
+        share: float | None = self.changes.get("train", {}).get("until")
+        return share
+
+    @property
     def kinds(self) -> list[str]:
         """Names of its difficulties, or of its variants."""
         return self.difficulties or list(self.variants)
@@ -126,26 +131,19 @@ class Panel(Settings):
 
 
 class Pair(Settings):
-    """One comparison of a claim: mean of `arm` minus mean of `against`, over seeds. Without `against`: the standard
-    deviation of `arm` over seeds."""
+    """One comparison of a claim: mean of `arm` minus mean of `against`, over seeds."""
 
     arm: str  # an architecture, or one at another size or variant than the claim's: llama@2L16D2H, llama@largest
-    against: str | None = None
+    against: str
     expect: Literal["higher", "lower", "alike", "not lower"]
-    smallest: PositiveFloat  # difference that matters: of accuracies, 0.05 is five points
+    smallest: PositiveFloat  # difference that matters: of accuracies, 0.05 is five points; of steps, 2 is twice as fast
 
     @property
     def arms(self) -> tuple[str, ...]:
-        return (self.arm,) if self.against is None else (self.arm, self.against)
+        return self.arm, self.against
 
     def __str__(self) -> str:
-        return f"spread over seeds of {self.arm}" if self.against is None else f"{self.arm} - {self.against}"
-
-    @model_validator(mode="after")
-    def _a_spread_is_large_or_small(self) -> "Pair":
-        if self.against is None and self.expect not in ("higher", "lower"):
-            raise expected("expect", 'higher or lower, as the pair has no "against"', self.expect)
-        return self
+        return f"{self.arm} - {self.against}"
 
 
 class At(Settings):
@@ -166,7 +164,7 @@ class Claim(Settings):
     slices: list[str] = []  # in place of the setting's
     measure: str | None = None  # in place of the setting's
     relative: bool = False  # differences as shares of the mean of `against`
-    steps_to: Annotated[float, Field(gt=0, lt=1)] | None = None  # compare the first steps with that score
+    steps_to: Annotated[float, Field(gt=0, lt=1)] | None = None  # how many times faster they reach that score
     paper: str  # what the paper found, in numbers
     note: str = ""  # how this test differs from the paper's
 

@@ -1,25 +1,27 @@
 """Verdicts on the paper's claims: supported, contradicted, undecided or untested, with intervals.
 
-A claim is a set of comparisons, its parts. A comparison uses seeds as observations (`canonlm.runs.seed_statistics`). A
-difference that is significantly smaller than the one that matters contradicts it. `combined` gives the claim's verdict.
+A claim is a set of comparisons, its parts. A comparison uses seeds as observations (`canonlm.runs.seed_statistics`).
+Its safe interval decides: all of it is as expected, or none of it, or a part. `combined` gives the claim's verdict.
 """
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from canonlm.experiments.grid import Outcomes, Point, at_edge, points_of, reported, tuned, tuning_runs
-from canonlm.experiments.outcomes import LARGER_IS_BETTER, accuracy, diverged, step_at
+from canonlm.experiments.outcomes import LARGER_IS_BETTER, accuracy, diverged, evaluated_every, first_step
 from canonlm.experiments.schema import At, Claim, Experiment, Pair
 from canonlm.runs.load import Run
 from canonlm.runs.rows import primary
-from canonlm.runs.seed_statistics import Comparison, compare, spread_over_seeds
+from canonlm.runs.seed_statistics import MIN_SEEDS, Comparison, Interval, compare, compare_ratios, permutation_p
+from canonlm.runs.speed import equal_speed_p, speed_factor
 
 State = Literal["supported", "supported in part", "contradicted", "undecided", "untested"]
 
-POINTS, STEPS = "points", "% of the training"
+POINTS, FASTER = "points", "times as fast"
 UNITS = {
     "bits_per_parameter": "bits per parameter",
     "loss": "nats per token",
@@ -30,9 +32,10 @@ UNITS = {
 
 @dataclass(frozen=True)
 class Compared:
-    """The comparison of one pair. `result`: arm minus against, in shares of one (or of the training's steps) or in
-    units of the measure; None without any run. rates: the learning rates of each. at_edge: the arms whose rate is the
-    smallest or largest that was tried. unit: for display; a number in it is `factor` times that of `result`."""
+    """The comparison of one pair. `result`: arm minus against, in shares of one or in units of the measure, or
+    how many times faster; None without any run. rates: the learning rates of each. at_edge: the arms whose rate is the
+    smallest or largest that was tried. unit: for display; a number in it is `factor` times that of `result`. p: of an
+    exact permutation test of equal distributions; not corrected for the number of comparisons."""
 
     pair: Pair
     state: State
@@ -40,6 +43,7 @@ class Compared:
     rates: tuple[float | None, ...]
     at_edge: tuple[str, ...]
     unit: str = "points"
+    p: float = 1.0
 
     @property
     def factor(self) -> float:
@@ -138,6 +142,10 @@ def shares_right(
     return shares, min(each.final.answers(key).total for seed in seeds for each in seed for key in slices)
 
 
+Seeds = tuple[tuple[Run, ...], ...]
+"""For each seed, its runs, one for each size."""
+
+
 class _Arm(NamedTuple):
     """An arm of a claim. rates: one for each size. runs: names of all, including tuning runs. seeds: for each seed that
     is done and has not diverged, its outcomes, one for each size. diverged: names of diverged fresh runs, or of tuning
@@ -146,7 +154,7 @@ class _Arm(NamedTuple):
     rates: tuple[float | None, ...]
     at_edge: bool
     runs: tuple[str, ...]
-    seeds: tuple[tuple[Run, ...], ...]
+    seeds: Seeds
     diverged: tuple[str, ...]
 
 
@@ -180,18 +188,17 @@ def _compared(
     rates = tuple(rate for arm in arms for rate in arm.rates)
     edges = tuple(name for name in pair.arms if tested[name].at_edge)
     measure = claim.measure or setting.measure
-    unit = STEPS if claim.steps_to else UNITS.get(measure, measure) if measure else POINTS
+    unit = FASTER if claim.steps_to else UNITS.get(measure, measure) if measure else POINTS
     unit = f"% of the {unit}" if claim.relative else unit
     sides = [arm.seeds for arm in arms]
     if not all(sides):
         return Compared(pair, "untested", None, rates, edges, unit)
     slices = at.slices or claim.slices or setting.slices
     questions: int | None = None
-    two_state = False
     if claim.steps_to is not None:
-        share = claim.steps_to
-        values = [{"steps": [min(step_at(each, slices, share) for each in seed) for seed in side]} for side in sides]
-    elif measure is not None:
+        result, p = _faster(sides, slices, claim.steps_to, level / len(claim.pairs))
+        return Compared(pair, _state(pair, result), result, rates, edges, unit, p)
+    if measure is not None:
         best = max if measure in LARGER_IS_BETTER else min
         values = [{measure: [best(each.final.measures[measure] for each in seed) for seed in side]} for side in sides]
     else:
@@ -199,36 +206,48 @@ def _compared(
         bests = [[max(seed, key=lambda each: accuracy(each.final, slices)) for seed in side] for side in sides]
         values = [{key: [each.final.answers(key).accuracy for each in side] for key in slices} for side in bests]
         questions = min(each.final.answers(key).total for side in bests for each in side for key in slices)
-        two_state = setting.two_state
-    if claim.relative:
-        reference = float(np.mean([*values[-1].values()])) or 1.0
-        values = [{key: [value / reference for value in row] for key, row in side.items()} for side in values]
-        questions = None
-    if pair.against is None:
-        result = spread_over_seeds([*np.mean([*values[0].values()], axis=0)])
-    else:
-        result = compare(values[0], values[1], questions, pairs=len(claim.pairs), two_state=two_state, level=level)
-    return Compared(pair, _state(pair, result), result, rates, edges, unit)
+    compared = compare_ratios if claim.relative else compare
+    result = compared(values[0], values[1], questions, pairs=len(claim.pairs), level=level)
+    means = (np.mean([each[: result.seeds] for each in side.values()], axis=0).tolist() for side in values)
+    return Compared(pair, _state(pair, result), result, rates, edges, unit, permutation_p(*means))
 
 
-def _state(pair: Pair, result: Comparison) -> State:
-    """The state of a comparison; `undecided` with too few seeds, or if the runs allow either."""
-    if result.state == "undecided":
+def _state(pair: Pair, result: Comparison | None) -> State:
+    """The state of a comparison; `undecided` with too few seeds."""
+    if result is None or result.state == "undecided":
         return "undecided"
-    if pair.against is None:
-        large, small = result.low >= pair.smallest, result.high < pair.smallest
-        as_expected, opposite = (large, small) if pair.expect == "higher" else (small, large)
-        return "supported" if as_expected else "contradicted" if opposite else "undecided"
-    differs = result.state in ("higher", "lower")
-    if pair.expect == "not lower":
-        if result.low >= -pair.smallest:
-            return "supported"
-        return "contradicted" if differs and result.gap <= -pair.smallest else "undecided"
-    if pair.expect == "alike":
-        if max(-result.low, result.high) <= pair.smallest:
-            return "supported"
-        return "contradicted" if differs and abs(result.gap) >= pair.smallest else "undecided"
-    gain, largest_gain = (result.gap, result.high) if pair.expect == "higher" else (-result.gap, -result.low)
-    if differs and gain >= pair.smallest:
+    return state_of(pair.expect, pair.smallest, result.safe)
+
+
+def _faster(
+    sides: Sequence[Seeds], slices: Sequence[str], share: float, level: float
+) -> tuple[Comparison | None, float]:
+    """How many times faster the first side gets that share right (None if too few runs do), and the p-value. The best
+    of its sizes counts for each seed."""
+    seeds = min(map(len, sides))
+    ours, theirs = (
+        [min(filter(None, (first_step(run, slices, share) for run in seed)), default=None) for seed in side[:seeds]]
+        for side in sides
+    )
+    end = sides[0][0][0].final.step
+    every = max(evaluated_every(run) for side in sides for seed in side for run in seed)
+    speed, p = speed_factor(ours, theirs, end, level, every=every), equal_speed_p(ours, theirs, end)
+    if speed is None:
+        return None, p
+    interval = Interval(speed.low, speed.high)
+    state: Literal["open", "undecided"] = "open" if seeds >= MIN_SEEDS else "undecided"
+    return Comparison(state, seeds, speed.factor, interval, interval, {}), p
+
+
+def state_of(expect: str, smallest: float, interval: Interval) -> State:
+    """Whether an interval of arm minus against lies where the expectation says, or nowhere there, or in part."""
+    low, high = interval
+    first, last = {
+        "higher": (smallest, math.inf),
+        "lower": (-math.inf, -smallest),
+        "not lower": (-smallest, math.inf),
+        "alike": (-smallest, smallest),
+    }[expect]
+    if first <= low and high <= last:
         return "supported"
-    return "contradicted" if (differs and gain < 0) or largest_gain < pair.smallest else "undecided"
+    return "contradicted" if high < first or low > last else "undecided"

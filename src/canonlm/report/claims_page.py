@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from html import escape as html_escape
 
-from canonlm.experiments.claims import STATES, Claim, Estimate, summary
+from canonlm.experiments.claims import STATES, Claim, Estimate, after_all, summary
 from canonlm.report.blocks import Block, Cell, cell, chart, fold, page, table
 from canonlm.report.charts import Chart, series_of
 from canonlm.report.theme import Look
@@ -15,9 +15,16 @@ LEAD = (
     "least five fresh seeds, at a learning rate that other seeds chose. Sizes are far below the paper's, so our number "
     "and the paper's do not estimate the same thing. Claims about the published models come from their own tables."
 )
+READINGS = (
+    "The interval in bold decides: it holds whatever the distribution of runs is. The second one holds if further runs "
+    "differ as these do."
+)
 LOOKS = {state: Look(color, "solid", "circle", "") for state, color in
          (("supported", "#009e73"), ("contradicted", "#d55e00"), ("undecided", "#666666"))}  # fmt: skip
 """The colours of comparisons in the chart."""
+
+LOST = ("6d47b16289e6", "a7f2ace14711")
+"""Commits that rows of ours name and no repository has."""
 
 FOREST = "Differences in points with 95 % intervals, one line for each comparison. Hover to see what is compared."
 WORDS = {
@@ -31,7 +38,8 @@ WORDS = {
 
 def html(entries: Sequence[Claim]) -> str:
     """One self-contained page: a table for each verdict, then a chart of all estimates in points."""
-    blocks: list[Block] = [{"answer": f"{summary(entries)}."}, {"note": LEAD}]
+    more = after_all(entries)
+    blocks: list[Block] = [{"answer": f"{summary(entries)}."}, {"note": f"{LEAD} {more}".strip()}]
     for state in STATES:
         of_state = [each for each in entries if each.state == state]
         shown = _table(of_state) if state != "untested" else _untested(of_state)
@@ -66,9 +74,9 @@ def _forest(rows: Sequence[tuple[Claim, Estimate]]) -> Chart:
 def _table(entries: Sequence[Claim]) -> Block:
     rows: list[list[Cell]] = []
     for each in entries:
-        about = [(_with_state(each, e), f"{e.what} ({e.note})" if e.note else e.what) for e in each.estimates]
+        about = [(_with_state(each, e), f"{e.what} ({note(e)})" if note(e) else e.what) for e in each.estimates]
         estimates: Cell = {"text": "", "parts": [cell(*of) for of in about]}
-        evidence = cell(each.source, " · ".join(_facts(each)))
+        evidence = cell(each.source, " · ".join(facts_of(each)))
         rows.append([each.id, cell(each.text, each.reason), estimates, each.paper or "–", evidence])
     return table(["claim", "in our words", "estimate, 95 % interval", "the paper", "evidence"], rows, kind="words")
 
@@ -78,21 +86,32 @@ def _with_state(claim: Claim, estimate: Estimate) -> str:
     return f"{estimate} ({estimate.state})" if claim.state == "supported in part" else str(estimate)
 
 
+def note(estimate: Estimate) -> str:
+    """The rest of what is known about an estimate."""
+    normal = (
+        "" if estimate.normal is None else f"if further runs differ as these do, {estimate.interval(estimate.normal)}"
+    )
+    edge = f"at the edge of the rates tried: {', '.join(estimate.edge)}" if estimate.edge else ""
+    return "; ".join(filter(None, (estimate.note, normal, edge)))
+
+
 def _untested(entries: Sequence[Claim]) -> Block:
     return table(["claim", "in our words", "why not"], [[e.id, e.text, e.reason] for e in entries], kind="words")
 
 
-def _facts(claim: Claim) -> list[str]:
+def facts_of(claim: Claim) -> list[str]:
     done, runs = claim.runs
     facts = [f"{claim.seeds} seeds each"] if claim.seeds else []
     facts += [f"{done} of {runs} runs" if done < runs else f"{runs} runs"] if runs else []
-    return [*facts, *claim.machines, *(f"commit {commit[:10]}" for commit in claim.commits)]
+    lost = dict.fromkeys(LOST, ", whose source is lost")
+    return [*facts, *claim.machines, *(f"commit {commit[:10]}{lost.get(commit, '')}" for commit in claim.commits)]
 
 
 def markdown(entries: Sequence[Claim]) -> str:
     """The same as a page of the documentation."""
     by = "`canonlm claims --out docs/claims.md` writes this page."
-    parts = [f"# {TITLE}", "", LEAD, "", f"**{summary(entries)}.** {by}", ""]
+    parts = [f"# {TITLE}", "", f"{LEAD} {READINGS}", "", f"**{summary(entries)}.** {by}", ""]
+    parts += [more, ""] if (more := after_all(entries)) else []
     for state in STATES:
         of_state = [each for each in entries if each.state == state]
         if not of_state:
@@ -109,10 +128,16 @@ def markdown(entries: Sequence[Claim]) -> str:
 
 
 def _cells(claim: Claim) -> str:
-    estimates = "<br>".join(f"{_cell(each.what)}: **{_with_state(claim, each)}**" for each in claim.estimates)
+    estimates = "<br>".join(f"{_cell(e.what)}: **{_with_state(claim, e)}**{_small(e)}" for e in claim.estimates)
     text = _cell(claim.text) + (f"<br>*{_cell(claim.reason)}*" if claim.reason else "")
-    evidence = "; ".join([claim.source, *map(_literal, _facts(claim))])
+    evidence = "; ".join([claim.source, *map(_literal, facts_of(claim))])
     return " | ".join([text, estimates, _cell(claim.paper) or "–", _cell(evidence)])
+
+
+def _small(estimate: Estimate) -> str:
+    """The other reading, and rates at an edge."""
+    normal = "" if estimate.normal is None else f" {estimate.interval(estimate.normal)}"
+    return normal + (f", rate at the edge: {', '.join(map(_cell, estimate.edge))}" if estimate.edge else "")
 
 
 def _cell(text: str) -> str:

@@ -1,24 +1,30 @@
-"""A profile in words: who is better at what, task by task, and what limits the comparison."""
+"""A profile in words: who learns faster and is better in the end, task by task, and what limits the comparison."""
 
+import math
 from collections.abc import Sequence
 
-from canonlm.experiments.profile_results import Arm, Profile, TaskProfile
+from canonlm.experiments.profile_results import HALF, Arm, Profile, TaskProfile, Versus
 from canonlm.report.format import count_of, listed, percent, points
-from canonlm.runs.seed_statistics import Comparison
+from canonlm.runs.seed_statistics import Interval
+from canonlm.runs.speed import Speed
 
 STATES = {
-    "higher": "better on",
+    "higher": "better at the end on",
     "lower": "worse on",
-    "alike": "no difference shown on",
+    "open": "no difference shown on",
+    "nothing": "nothing to compare on",
     "undecided": "undecided on",
 }
 
 
 def headlines(profile: Profile) -> list[str]:
-    """One sentence for each architecture but the first: on which tasks it is better. Then what is uncertain."""
+    """One sentence for each architecture but the first: on which tasks it learns faster, and is better at the end. Then
+    what is uncertain."""
     if len(profile.archs) == 1:
         return [f"{profile.archs[0]} alone: nothing is compared."]
     lines = [_headline(profile, place) for place in range(len(profile.archs) - 1)]
+    if profile.quick:
+        lines.insert(0, "Not a comparison: --quick shows that everything runs, and about what to expect.")
     if profile.seeds == 1:
         lines.append("One seed proves nothing: another one may reverse each of these results.")
     elif profile.seeds < profile.needed:
@@ -38,13 +44,21 @@ def _headline(profile: Profile, place: int) -> str:
         return f"{arch} against {first}: no task is done yet."
     missing = f" ({len(results)} of {len(compared)} tasks are done)" if len(results) < len(compared) else ""
     if profile.seeds < profile.needed:
-        higher, lower = ([label for label, each in results if sign * each.gap > 0] for sign in (1, -1))
+        higher, lower = ([label for label, each in results if sign * each.end.gap > 0] for sign in (1, -1))
         return f"{arch} against {first}: so far higher on {_names(higher)}, lower on {_names(lower)}{missing}."
+    speeds = [(label, speed) for label, each in results if (speed := each.speeds[profile.share])]
+    faster = [label for label, speed in speeds if speed.low > 1]
+    slower = [label for label, speed in speeds if speed.high < 1]
     labels: dict[str, list[str]] = {state: [] for state in STATES}
     for label, each in results:
-        labels[each.state if each.seeds >= profile.needed else "undecided"].append(label)
-    parts = [f"{STATES[state]} {_names(of)}" for state, of in labels.items() if of or state != "undecided"]
-    return f"{arch} against {first}: {', '.join(parts)}{missing}."
+        state = each.end.state if each.end.seeds >= profile.needed else "undecided"
+        labels["nothing" if each.standing in ("both at chance", "both saturated") else state].append(label)
+    optional = ("nothing", "undecided")
+    learns = f"faster on {_names(faster)}, slower on {_names(slower)}"
+    if profile.until:
+        return f"{arch} against {first}: {learns}{missing}."
+    ends = [f"{STATES[state]} {_names(of)}" for state, of in labels.items() if of or state not in optional]
+    return f"{arch} against {first}: {learns}; {', '.join(ends)}{missing}."
 
 
 def _names(labels: Sequence[str]) -> str:
@@ -59,11 +73,51 @@ def verdicts(profile: Profile) -> list[str]:
     if profile.seeds == 1:
         return [f"{task.label}: {', '.join(_single(arm) for arm in task.arms)}." for task in profile.tasks]
     return [
-        f"{task.label}: {_verdict(profile, task.arms[place + 1], task.arms[0], result)}"
+        f"{task.label}: {_verdict(profile, task, task.arms[place + 1], result)}"
         for place in range(len(profile.archs) - 1)
         for task in profile.tasks
         for result in [task.comparisons[place]]
     ]
+
+
+def noise(profile: Profile) -> list[str]:
+    """A sentence for each task on the first architecture against itself with other seeds."""
+    first, lines = profile.archs[0], []
+    for task in profile.tasks:
+        if task.itself is not None and task.itself.end.seeds > 2:
+            end, speed = task.itself.end, task.itself.speeds[profile.share]
+            times = f", {factor(speed)} times as fast" if speed else ""
+            shown = "" if end.state not in ("higher", "lower") else ": a false verdict"
+            gap = f"{_plain(end.gap)} points {_interval(end.safe)}"
+            lines.append(f"{task.label}: {first} with other seeds against {first}: {gap}{times}{shown}.")
+    return lines
+
+
+def planned(profile: Profile) -> list[str]:
+    """A sentence for each tuned task on the differences that its seeds can show."""
+    lines = []
+    for task in profile.tasks:
+        if task.visible is not None:
+            more = "more than 1,000" if task.needed is None else f"{task.needed:,}"
+            lines.append(
+                f"{task.label}: {count_of(profile.seeds, 'seed')} of each will show {_plain(task.visible)} points if "
+                f"further runs are like the tuning runs; 10 points need {more}."
+            )
+    return lines
+
+
+def factor(speed: Speed) -> str:
+    """`5.3 [3.1, 12]`; `more than 3.1` where no run of the slower one gets there."""
+    ends = f"[{_times(speed.low)}, {_times(speed.high) if speed.high < math.inf else 'unbounded'}]"
+    if speed.factor == math.inf:
+        return f"more than {_times(speed.low)}" if speed.low > 1 else "not known"
+    if speed.factor == 0:
+        return f"less than {_times(speed.high)}" if speed.high < 1 else "not known"
+    return f"{_times(speed.factor)} {ends}"
+
+
+def _times(number: float) -> str:
+    return f"{number:.0f}" if number >= 20 else f"{number:.2g}"
 
 
 def _only_score(task: TaskProfile) -> str:
@@ -84,35 +138,76 @@ def _missing(*arms: Arm) -> str:
     return f"every run of {listed(failed)} failed" if failed else "not trained yet"
 
 
-def _verdict(profile: Profile, arm: Arm, first: Arm, result: Comparison | None) -> str:
-    if result is None or arm.score is None or first.score is None:
+def _verdict(profile: Profile, task: TaskProfile, arm: Arm, versus: Versus | None) -> str:
+    first = task.arms[0]
+    if versus is None or arm.score is None or first.score is None:
         return f"{_missing(*(each for each in (arm, first) if each.score is None))}."
+    result = versus.end
     seeds = f"{count_of(result.seeds, 'seed')} each"
-    gap = f"{_plain(abs(result.gap))} points"
     if result.seeds <= 2:
         values = [
             f"{each.arch} {' and '.join(map(percent, each.score.values[:2]))}" for each in (arm, first) if each.score
         ]
         return f"{'; '.join(values)}: undecided."
-    better, worse, low, high = arm, first, result.low, result.high
+    speed = _speed(arm, first, versus.speeds[profile.share], profile.share)
+    if profile.until:
+        return f"{speed} {_reached(arm, profile.until, task)} and {_reached(first, profile.until, task)} get there."
+    return f"{speed} At the end, {_end(profile, arm, first, task.chance, versus)}, {seeds}."
+
+
+def _reached(arm: Arm, share: float, task: TaskProfile) -> str:
+    steps = arm.solved_at(share, task.slices)
+    return f"{sum(step is not None for step in steps)} of {count_of(len(steps), 'run')} of {arm.arch}"
+
+
+def _speed(arm: Arm, first: Arm, speed: Speed | None, share: float) -> str:
+    much = "half" if share == HALF else percent(share)
+    if speed is None:
+        return f"too few runs of {arm.arch} and {first.arch} get {much} right to tell which is faster."
+    if speed.factor in (0, math.inf):
+        only, other = (arm, first) if speed.factor else (first, arm)
+        bound = speed.low if speed.factor else 1 / speed.high
+        never = not min(speed.reached)
+        if bound <= 1:
+            rest = "does not" if never else "in most runs does not"
+            return f"{only.arch} gets {much} right, and {other.arch} {rest} in these steps."
+        times = f"more than {_times(bound)} times as fast as {other.arch}"
+        return f"{only.arch} gets {much} right {times}{', which does not in these steps' if never else ''}."
+    return f"{arm.arch} gets {much} right {factor(speed)} times as fast as {first.arch}."
+
+
+def _end(profile: Profile, arm: Arm, first: Arm, chance: float, versus: Versus) -> str:
+    """The final scores in words, without the number of seeds."""
+    result = versus.end
+    decided = result.seeds >= profile.needed
+    better, worse, safe, normal = arm, first, result.safe, result.normal
     if result.gap < 0:
-        better, worse, low, high = first, arm, -result.high, -result.low
-    interval = f"[{_plain(low)}, {_plain(high)}]"
-    if result.seeds < profile.needed and gap == "0.0 points":
-        return f"{arm.arch} and {first.arch} are level {interval}, {seeds}: undecided."
-    if result.seeds < profile.needed:
-        return f"{better.arch} is ahead of {worse.arch} by {gap} {interval}, {seeds}: undecided."
-    if result.state == "alike":
-        return (
-            f"no difference shown between {arm.arch} and {first.arch}: {_plain(result.gap)} points "
-            f"[{_plain(result.low)}, {_plain(result.high)}], {seeds}."
-        )
-    if not result.on_average:
-        return (
-            f"the runs of {better.arch} score higher than those of {worse.arch}, by {gap} {interval}, {seeds}; "
-            "the mean is not shown to be higher."
-        )
-    return f"{better.arch} beats {worse.arch} by {gap} {interval}, {seeds}."
+        better, worse, safe, normal = first, arm, -safe, -normal
+    assert better.score is not None
+    assert worse.score is not None
+    scores = f"{percent(better.score.mean)} and {percent(worse.score.mean)}"
+    if versus.standing == "both saturated":
+        return f"both are saturated ({scores}): nothing to compare"
+    if versus.standing == "both at chance":
+        return f"neither is above chance ({scores}; guessing scores {percent(chance)}): nothing to compare"
+    if versus.standing == "one at chance":  # how far above it is a matter of the number of possible answers
+        verdict = {"higher": "better", "lower": "better", "open": "no difference shown"}.get(result.state, "undecided")
+        scored = f"{percent(better.score.mean)} [{percent(better.score.low)}, {percent(better.score.high)}]"
+        guessing = f"{percent(worse.score.mean)}; guessing scores {percent(chance)}"
+        return f"{better.arch} scores {scored} and {worse.arch} is at chance ({guessing}): {verdict}"
+    gap, interval = f"{_plain(abs(result.gap))} points", _interval(safe)
+    if decided and result.state == "open":
+        return f"no difference is shown: {_plain(result.gap)} points {_interval(result.safe)}"
+    if decided:
+        normally = _interval(normal)
+        return f"{better.arch} beats {worse.arch} by {gap} {interval}; if further runs differ as these do, {normally}"
+    if gap == "0.0 points":
+        return f"{arm.arch} and {first.arch} are level {interval}: undecided"
+    return f"{better.arch} is ahead of {worse.arch} by {gap} {interval}: undecided"
+
+
+def _interval(interval: Interval) -> str:
+    return f"[{_plain(interval.low)}, {_plain(interval.high)}]"
 
 
 def _plain(difference: float) -> str:
@@ -125,16 +220,20 @@ def caveats(profile: Profile) -> list[str]:
         "These are tiny models, trained for minutes: a ranking at this size need not hold at another size, or after "
         "more steps.",
     ]
+    if profile.until:
+        lines.append(
+            "Runs end once they are right often enough, so final scores say nothing; a run that has not is censored."
+        )
     if profile.quick:
         lines.append("Quick: one rate for all, and a third of the training.")
     else:
         lines.append(
-            "Rates were chosen by one tuning seed each, on a validation split; the numbers come from other seeds, on "
-            "the test split. Equal seeds share data and questions."
+            "Rates were chosen by three tuning seeds each, on a validation split; the numbers come from other seeds, "
+            "on the test split. Equal seeds share data and questions."
         )
     arms = [(task, arm) for task in profile.tasks for arm in task.arms]
     if edges := [f"{arm.arch} on {task.label} ({arm.rate.lr:g})" for task, arm in arms if arm.rate and arm.at_edge]:
-        lines.append(f"Rates at the edge of the three that were tried: {listed(edges)}.")
+        lines.append(f"Rates at the edge of those that were tried: {listed(edges)}.")
     if failed := [f"{arm.failed} of {arm.arch} on {task.label}" for task, arm in arms if arm.failed]:
         lines.append(f"Runs that failed and are left out: {listed(failed)}.")
     if profile.seeds >= profile.needed and len(profile.archs) > 1:

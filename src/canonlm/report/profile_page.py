@@ -1,22 +1,36 @@
 """The page of a profile: the answer first, then what it rests on."""
 
 from collections.abc import Callable, Mapping
+from statistics import mean
 from typing import Any
 
-from canonlm.experiments.profile_results import SOLVED, Arm, Profile, TaskProfile
+from canonlm.experiments.profile_results import HALF, SOLVED, THRESHOLDS, Arm, Profile, TaskProfile, Versus
 from canonlm.report.blocks import Block, Cell, caveat, cell, chart, fold, page, spread_cell, table
 from canonlm.report.format import count_of, percent, quantity, sentence
-from canonlm.report.profile import caveats, headlines, verdicts
+from canonlm.report.profile import caveats, factor, headlines, noise, planned, verdicts
 from canonlm.report.profile_charts import curves, scores, solved
 from canonlm.report.theme import looks
 from canonlm.runs.identity import short
 
 INTERVALS = "Intervals: 95 %, of the mean over seeds, for three seeds or more"
 SCORES = f"Score after training, by task. {INTERVALS}. Pale dots: single seeds. The dotted line: what guessing scores."
-NUMBERS = f"{INTERVALS}. Differences are in points. Each interval stands alone; verdicts account for their number."
+NUMBERS = (
+    f"{INTERVALS}. Differences are in points. Each interval of a score stands alone; those of differences and speeds "
+    "hold for all pairs of the page together. Half right: how many times faster half of the answers are right. Solved: "
+    f"runs that end with at least {percent(SOLVED)} right. Up to: the hardest kind of question of which the mean is at "
+    "least that, as is that of all easier ones. Other seeds: the first architecture against itself."
+)
+MATCHED = (
+    "The mean score after as many steps, training FLOPs or seconds as the architecture that ends with the fewest has; "
+    "at the last evaluation before that. Equal parameters: --match parameters."
+)
+TUNING = (
+    "Chosen by tuning seeds on a validation split. Sensitivity: the points that are lost there at a rate beside the "
+    "best one, on the worse side."
+)
 SOLVING = (
-    "Share of seeds with half, and 99 %, of the answers right at any evaluation so far, by step. A seed that never got "
-    "there is censored: its line ends with a marker below 100 %, which says nothing about later steps."
+    "Share of seeds with half, 90 and 99 % of the answers right at any evaluation so far, by step. A seed that never "
+    "got there is censored: its line ends with a marker below 100 %, which says nothing about later steps."
 )
 BY_STEP = "Score during training, against steps. Thin lines: single seeds. Bold lines: their mean."
 BY_TIME = "The same against minutes of training, at the median speed of the architecture's runs, without evaluations."
@@ -24,19 +38,23 @@ BY_TIME = "The same against minutes of training, at the median speed of the arch
 
 def html(profile: Profile, command: str) -> str:
     """One self-contained page. command: the one that made it."""
-    answer, *unsure = headlines(profile)
-    limits = [*unsure, *caveats(profile)]
+    lines = headlines(profile)
+    answers = max(1, len(profile.archs) - 1) + profile.quick
+    limits = [*lines[answers:], *caveats(profile)]
     blocks: list[Block] = [
-        {"answer": answer},
+        *({"answer": line} for line in lines[:answers]),
         _numbers(profile),
         chart("profile", SCORES, scores(profile)),
         *caveat(limits),
         *fold("Task by task", [{"list": verdicts(profile)}]),
+        *fold("How much is noise, and what these seeds can show", _noise(profile)),
+        *fold("At equal steps, FLOPs and seconds", _matched(profile)),
         *fold("What else limits this comparison", [{"list": limits[1:]}]),
         *fold("When a task is solved", [chart("solved", SOLVING, solved(profile)), _solved(profile)]),
         *fold("Scores during training", [chart("steps", BY_STEP, curves(profile, by_time=False)),
                                         chart("time", BY_TIME, curves(profile, by_time=True))]),
         *fold("What it costs", _costs(profile)),
+        *fold("Learning rates", [_tuning(profile), {"note": TUNING}]),
         *fold("Every reported run", [_runs(profile)]),
         *fold("What each task asks, and how to read the numbers", [{"list": _about(profile)}, {"text": NUMBERS}]),
         *fold("Run it again", [{"code": command}]),
@@ -51,6 +69,7 @@ def _facts(profile: Profile) -> list[str]:
         count_of(len(profile.tasks), "task"),
         f"{count_of(profile.seeds, 'seed')} each",
         *(["quick"] if profile.quick else []),
+        *([f"until {percent(profile.until)} are right"] if profile.until else []),
         *([f"parameters matched to {profile.archs[0]}"] if profile.matched else []),
     ]
 
@@ -72,17 +91,58 @@ def _rows(profile: Profile, cells: Callable[[TaskProfile, Arm], list[Cell]]) -> 
     ]
 
 
+def _noise(profile: Profile) -> list[Block]:
+    """The first architecture against itself, and planned differences."""
+    return [{"list": lines} for lines in (noise(profile), planned(profile)) if lines]
+
+
+def _matched(profile: Profile) -> list[Block]:
+    if len(profile.archs) < 2:
+        return []
+    per_step = (lambda arm: 1.0, lambda arm: arm.flops, lambda arm: arm.minutes)
+
+    def cells(task: TaskProfile, arm: Arm) -> list[Cell]:
+        columns: list[Cell] = []
+        for cost in per_step:
+            costs = [cost(each) for each in task.arms]
+            mine = cost(arm)
+            known = [each for each in costs if each is not None]
+            score = None
+            if mine is not None and len(known) == len(costs):
+                score = arm.score_within(task.steps * min(known) / mine + 1e-9, task.slices)
+            columns.append("–" if score is None else percent(score))
+        return columns
+
+    head = ["task", "architecture", "equal steps", "equal FLOPs", "equal seconds"]
+    return [table(head, _rows(profile, cells), kind="models"), {"note": MATCHED}]
+
+
+def _tuning(profile: Profile) -> Block:
+    def cells(task: TaskProfile, arm: Arm) -> list[Cell]:
+        rate = "–" if arm.rate is None else f"{arm.rate.lr:g}"
+        lost = "–" if arm.sensitivity is None else f"{100 * arm.sensitivity:.1f}"
+        tried = ", ".join(f"{lr:g}: {percent(mean(scores))}" for lr, scores in sorted(arm.tuning.items())) or "–"
+        return [cell(rate, "at the edge" if arm.at_edge else ""), lost, tried]
+
+    return table(["task", "architecture", "learning rate", "sensitivity", "tuning scores"], _rows(profile, cells),
+                 kind="models")  # fmt: skip
+
+
 def _solved(profile: Profile) -> Block:
     def cells(task: TaskProfile, arm: Arm) -> list[Cell]:
         columns: list[Cell] = []
-        for threshold in SOLVED:
+        for threshold in THRESHOLDS:
             steps = arm.solved_at(threshold, task.slices)
             passed = sorted(step for step in steps if step is not None)
             text = ", ".join(f"{step:,}" for step in passed) or "–"
             columns.append(cell(text, f"{len(passed)} of {count_of(len(steps), 'seed')}" if steps else ""))
-        return [*columns, f"{task.steps:,}"]
+        versus = task.comparisons[task.arms.index(arm) - 1] if arm is not task.arms[0] else None
+        speeds = [versus.speeds[threshold] for threshold in THRESHOLDS] if versus else [None] * len(THRESHOLDS)
+        return [*columns, *("–" if speed is None else factor(speed) for speed in speeds), f"{task.steps:,}"]
 
-    head = ["task", "architecture", "steps to 50 %", "steps to 99 %", "all steps"]
+    shares = [f"{share:.0%}".replace("%", " %") for share in THRESHOLDS]
+    head = ["task", "architecture", *(f"steps to {share}" for share in shares),
+            *(f"times as fast, {share}" for share in shares), "all steps"]  # fmt: skip
     return table(head, _rows(profile, cells), kind="models")
 
 
@@ -102,22 +162,48 @@ def _costs(profile: Profile) -> list[Block]:
 
 
 def _numbers(profile: Profile) -> Block:
-    def cells(task: TaskProfile, arm: Arm) -> list[Cell]:
-        first = task.arms[0]
-        result = task.comparisons[task.arms.index(arm) - 1] if arm is not first else None
-        gap: Cell = "–"
-        if result is not None:
-            interval = f"{100 * result.low:+.1f} to {100 * result.high:+.1f}" if result.seeds > 2 else ""
-            gap = cell(f"{100 * result.gap:+.1f}".replace("-", "−"), interval.replace("-", "−"))
-        rate = "–" if arm.rate is None else f"{arm.rate.lr:g}"
-        score = spread_cell(arm.score, quantity(task.task, ""), arm.score.runs if arm.score else 0)
-        return [score, gap, str(len(arm.runs)), cell(rate, "at the edge" if arm.at_edge else ""),
-                percent(task.chance)]  # fmt: skip
+    """The first table: speed, final score, and what share of runs solve the task."""
+    rows: list[list[Cell]] = []
+    marks: list[str] = []
+    for task in profile.tasks:
+        for place, arm in enumerate(task.arms):
+            versus = task.comparisons[place - 1] if place else None
+            score = spread_cell(arm.score, quantity(task.task, ""), arm.score.runs if arm.score else 0)
+            solving, hardest = arm.solving(task.slices), arm.hardest(task.slices)
+            level = f"then {percent(mean(solving))}" if 0 < len(solving) < len(arm.runs) else ""
+            solved = cell(f"{len(solving)} of {len(arm.runs)}", level) if arm.runs else "–"
+            upto = quantity(task.task, hardest).label if hardest else "–" if hardest is None else "none"
+            rows.append([task.label if place == 0 else "", arm.arch, *_against(versus, profile), score, solved, upto,
+                         percent(task.chance)])  # fmt: skip
+            marks.append("best" if arm.score and arm.score.mean == _best(task) else "")
+        if task.itself is not None:
+            rows.append(["", f"{profile.archs[0]}, other seeds", *_against(task.itself, profile), "", "", "", ""])
+            marks.append("aside")
+    first, much = profile.archs[0], "half" if profile.share == HALF else percent(profile.share)
+    against = [f"{what}, against {first}" for what in (f"{much} right", "points")]
+    head = ["task", "architecture", *against, "score", "solved", "up to", "chance"]
+    return table(head, rows, marks, kind="models")
 
-    head = ["task", "architecture", "score", f"against {profile.archs[0]}", "seeds", "learning rate", "chance"]
-    best = [arm.score and arm.score.mean == _best(task) for task in profile.tasks for arm in task.arms]
-    marks = ["best" if each else "" for each in best]
-    return table(head, _rows(profile, cells), marks, kind="models")
+
+def _against(versus: Versus | None, profile: Profile) -> list[Cell]:
+    """Times as fast, and points."""
+    if versus is None:
+        return ["–", "–"]
+    speed, result = versus.speeds[profile.share], versus.end
+    interval = f"{100 * result.safe.low:+.1f} to {100 * result.safe.high:+.1f}" if result.seeds > 2 else ""
+    gap = cell(f"{100 * result.gap:+.1f}".replace("-", "−"), interval.replace("-", "−"))
+    if profile.until:
+        gap = "–"
+    elif versus.standing != "differ":
+        gap = cell("–", versus.standing)
+    times: Cell = "–"
+    if speed is not None:
+        number, _, ends = factor(speed).partition(" [")
+        times = cell(
+            number if number == "not known" else f"{number} times",
+            f"{ends.rstrip(']').replace(', ', ' to ')}" if ends else "",
+        )
+    return [times, gap]
 
 
 def _best(task: TaskProfile) -> float | None:

@@ -52,7 +52,7 @@ def _compared(score: str, a: Architecture, b: Architecture, pairs: int) -> str:
     ours, theirs = ({key: best.values(key) for key in keys} for best in (b.best, a.best))
     if not any(value for each in (ours, theirs) for values in each.values() for value in values):
         return f"neither {a.arch} nor {b.arch} got anything right yet"
-    result = compared(b.best, a.best, keys, pairs=pairs, two_state=task.score.two_state)
+    result = compared(b.best, a.best, keys, pairs=pairs)
     unit = f" {quantity(task, score).label}" if score else " averaged over question types" if len(keys) > 1 else ""
     mine, other = (_mean(each, result.seeds, task, score) for each in (ours, theirs))
     if result.state == "undecided":
@@ -62,18 +62,16 @@ def _compared(score: str, a: Architecture, b: Architecture, pairs: int) -> str:
             f"{count_of(result.more_seeds, 'more seed')} of each"
         )
     runs = f"{result.seeds} seeds each"
-    if result.state == "alike":
-        return f"no difference is seen between {a.arch} and {b.arch}: {other} and {mine}{unit} ({runs})"
+    if result.state == "open":
+        return f"no difference is shown between {a.arch} and {b.arch}: {other} and {mine}{unit} ({runs})"
     higher, lower = (b, a) if result.state == "higher" else (a, b)
     better, worse = (mine, other) if result.state == "higher" else (other, mine)
-    text = f"the runs of {higher.arch} score higher than those of {lower.arch}: {better} against {worse}{unit} ({runs})"
-    if result.on_average:
-        text += f"; {higher.arch} scores higher on average, too"
+    text = f"{higher.arch} scores higher than {lower.arch}: {better} against {worse}{unit} ({runs})"
     return text + _on(result.slices, keys, 1 if higher is b else -1, task)
 
 
 def _on(slices: Mapping[str, int], keys: Sequence[str], sign: int, task: TaskInfo) -> str:
-    """The question types on which the runs differ, and those with the opposite sign. sign: of the verdict."""
+    """The question types on which they differ, and those with the opposite sign. sign: of the verdict."""
     if len(keys) == 1:
         return ""
     same, against = ([key for key in keys if slices.get(key) == each * sign] for each in (1, -1))

@@ -1,9 +1,12 @@
-"""Statistics over a few seeds: intervals, and tests that hold for the distributions of real runs.
+"""Statistics over a few seeds: intervals that hold for the distributions of real runs.
 
 A seed is one observation: more answers of one run measure that run better, not its architecture. Scores of runs are
 often in one of two states (a task is solved, or it is not). Then a few seeds may agree by luck, and their variance is
-meaningless. So variances have a floor, two-state slices have a bound without assumptions (Gaffke), tests permute runs
-as units, and no verdict comes from fewer than five seeds. `benchmarks/verdicts.py` simulates all of it.
+meaningless. So every interval has two readings. The *safe* one holds whatever the distribution of runs is (Gaffke's
+bound): seven runs that agree do not rule out that a third of all runs fails. The *normal* one holds if further runs
+differ as these do (Student's t). Verdicts need the safe one. `benchmarks/verdicts.py` simulates all of it.
+
+Measures other than accuracies have no bounds, so both of their readings are the normal one.
 """
 
 import itertools
@@ -12,7 +15,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,30 +28,36 @@ MIN_SEEDS = 5
 """The min number of seeds for a verdict."""
 SEEDS_OF_INTERVAL = 3
 """The min number of seeds for an interval of a mean."""
-MIN_GAP = 0.01
-"""The min difference that counts: one point of 100."""
 
 DESIGN = 1.9
 """Variance of a run's accuracy, in units of p (1 - p) / questions: questions come in clusters that share an example."""
+MIN_DEVIATION = 0.01
+"""The min standard deviation of a run's accuracy: one point of 100."""
 
 DRAWS = 20_000
 """Draws of weights for Gaffke's bound."""
 
-ENUMERATED, SAMPLED = 20_000, 9_999
-"""The max number of labellings of runs that are all tried; if there are more, SAMPLED of them are drawn."""
+
+class Interval(NamedTuple):
+    low: float
+    high: float
+
+    def __neg__(self) -> "Interval":
+        return Interval(-self.high, -self.low)
 
 
 @dataclass(frozen=True)
 class Spread:
     """The mean of `values`, one per run (per seed, where seeds were run more than once), with its 95 % interval.
 
-    The interval comes from the differences between seeds. One or two runs have none; then low and high are the mean.
+    low, high: the safe interval. One or two runs have none; then both are the mean. normal: the other reading.
     """
 
     mean: float
     low: float
     high: float
     values: tuple[float, ...]
+    normal: Interval
 
     @property
     def runs(self) -> int:
@@ -61,15 +70,14 @@ class Spread:
         return f"95% interval over {over}" if self.low < self.high else over
 
 
-def spread_of(values: Sequence[float], questions: int | None = None, *, two_state: bool = True) -> Spread:
-    """The spread of any numbers, one per run. questions: per run, if the numbers are accuracies. two_state: see
-    `canonlm.tasks.Score`."""
+def spread_of(values: Sequence[float], questions: int | None = None) -> Spread:
+    """The spread of any numbers, one per run. questions: per run, if the numbers are accuracies."""
     mean = statistics.mean(values)
-    low, high = mean, mean
+    safe = normal = Interval(mean, mean)
     if len(values) >= SEEDS_OF_INTERVAL:
-        is_two_state = two_state and questions is not None
-        low, high = gaffke_interval(values) if is_two_state else t_interval(values, questions)
-    return Spread(mean, low, high, tuple(values))
+        normal = t_interval(values, questions)
+        safe = normal if questions is None else gaffke_interval(values)
+    return Spread(mean, *safe, tuple(values), normal)
 
 
 def by_seed(values: Iterable[tuple[int, float]]) -> dict[int, float]:
@@ -78,6 +86,9 @@ def by_seed(values: Iterable[tuple[int, float]]) -> dict[int, float]:
     for seed, value in values:
         values_by_seed.setdefault(seed, []).append(value)
     return {seed: statistics.mean(repeats) for seed, repeats in values_by_seed.items()}
+
+
+# -- one architecture -------------------------------------------------------------------------------------------------
 
 
 def floored_variance(values: Sequence[float], questions: int | None) -> float:
@@ -89,29 +100,30 @@ def floored_variance(values: Sequence[float], questions: int | None) -> float:
     if questions is None:
         return variance
     share = (questions * float(np.mean(values)) + 2) / (questions + 4)
-    return max(variance, DESIGN * share * (1 - share) / questions, MIN_GAP**2)
+    return max(variance, DESIGN * share * (1 - share) / questions, MIN_DEVIATION**2)
 
 
-def t_interval(values: Sequence[float], questions: int | None = None) -> tuple[float, float]:
+def t_interval(values: Sequence[float], questions: int | None = None) -> Interval:
     """95 % interval of the mean of two or more normal numbers. questions: of a run, if the numbers are accuracies, with
     a min variance and an interval in [0, 1]."""
     count = len(values)
     if questions is None:
         mean, half = statistics.mean(values), t_factor(count) * statistics.stdev(values) / math.sqrt(count)
-        return mean - half, mean + half
+        return Interval(mean - half, mean + half)
     mean, half = float(np.mean(values)), t_factor(count) * math.sqrt(floored_variance(values, questions) / count)
-    return max(0.0, mean - half), min(1.0, mean + half)
+    return Interval(max(0.0, mean - half), min(1.0, mean + half))
 
 
-def gaffke_interval(values: Sequence[float]) -> tuple[float, float]:
-    """95 % interval of the mean of numbers in [0, 1], whatever their distribution: Gaffke's bound on each side.
+def gaffke_interval(values: Sequence[float], level: float = LEVEL) -> Interval:
+    """1 − level interval of the mean of numbers in [0, 1], whatever their distribution: Gaffke's bound on each side.
 
-    The seeds, and one unseen value of 0 (or 1), get weights drawn uniformly from the simplex; the bounds are the 2.5 %
-    and 97.5 % quantiles of the weighted means.
+    The seeds, and one unseen value of 0 (or 1), get weights drawn uniformly from the simplex; the bounds are the
+    level / 2 and 1 − level / 2 quantiles of the weighted means. Of n equal values, the lower bound is their mean
+    times (level / 2)^(1/n).
     """
     weights = _simplex(len(values) + 1)
     low, high = (weights @ np.array([*sorted(values), beyond]) for beyond in (0.0, 1.0))
-    return max(0.0, float(np.quantile(low, LEVEL / 2))), min(1.0, float(np.quantile(high, 1 - LEVEL / 2)))
+    return Interval(max(0.0, float(np.quantile(low, level / 2))), min(1.0, float(np.quantile(high, 1 - level / 2))))
 
 
 @cache
@@ -119,27 +131,43 @@ def _simplex(size: int) -> Values:
     return np.random.default_rng(0).dirichlet(np.ones(size), DRAWS)
 
 
-def difference_interval(
-    ours: Sequence[float], theirs: Sequence[float], questions: int | None, *, two_state: bool
-) -> tuple[float, float]:
-    """95 % interval of mean(ours) - mean(theirs): Newcombe's combination of Gaffke's bounds on two-state slices, else
-    Welch's with floored variances."""
+# -- two architectures ------------------------------------------------------------------------------------------------
+
+
+def safe_difference(
+    ours: Sequence[float], theirs: Sequence[float], questions: int | None, level: float = LEVEL
+) -> Interval:
+    """1 − level interval of mean(ours) - mean(theirs), whatever the distributions of accuracies: Newcombe's combination
+    of Gaffke's bounds. Each bound is one-sided at `level`: that both are wrong in the same direction is rare, and the
+    combination is right as often as it says in all simulated distributions. Of other numbers, the normal interval."""
+    if questions is None:
+        return normal_difference(ours, theirs, None, level)
+    mine, other = float(np.mean(ours)), float(np.mean(theirs))
+    (low, high), (other_low, other_high) = (gaffke_interval(values, 2 * level) for values in (ours, theirs))
+    gap = mine - other
+    return Interval(gap - math.hypot(mine - low, other_high - other), gap + math.hypot(high - mine, other - other_low))
+
+
+def normal_difference(
+    ours: Sequence[float], theirs: Sequence[float], questions: int | None, level: float = LEVEL
+) -> Interval:
+    """1 − level interval of mean(ours) - mean(theirs) of normal numbers with unequal variances: Welch's, with floored
+    variances. questions: of a run, if the numbers are accuracies."""
     gap = float(np.mean(ours) - np.mean(theirs))
-    if two_state:
-        (low, high), (other_low, other_high) = gaffke_interval(ours), gaffke_interval(theirs)
-        mean, other = float(np.mean(ours)), float(np.mean(theirs))
-        return gap - math.hypot(mean - low, other_high - other), gap + math.hypot(high - mean, other - other_low)
     error, degrees = _welch(ours, theirs, questions)
-    half = t_factor(degrees + 1) * error
-    return (gap - half, gap + half) if questions is None else (max(-1.0, gap - half), min(1.0, gap + half))
+    half = t_factor(degrees + 1, level) * error
+    return (
+        Interval(gap - half, gap + half) if questions is None else Interval(max(-1.0, gap - half), min(1.0, gap + half))
+    )
 
 
-def welch_p(ours: Sequence[float], theirs: Sequence[float], questions: int | None) -> float:
-    """Welch's test, two-sided, with floored variances."""
-    (error, degrees), gap = _welch(ours, theirs, questions), abs(float(np.mean(ours) - np.mean(theirs)))
+def welch_p(ours: Sequence[float], theirs: Sequence[float], questions: int | None, gap: float = 0.0) -> float:
+    """Welch's test, two-sided, of mean(ours) - mean(theirs) = gap, with floored variances."""
+    error, degrees = _welch(ours, theirs, questions)
+    distance = abs(float(np.mean(ours) - np.mean(theirs)) - gap)
     if error == 0:
-        return float(gap == 0)
-    return 1 - t_probability(gap / error, degrees)
+        return float(distance == 0)
+    return 1 - t_probability(distance / error, degrees)
 
 
 def _welch(ours: Sequence[float], theirs: Sequence[float], questions: int | None) -> tuple[float, int]:
@@ -152,79 +180,31 @@ def _welch(ours: Sequence[float], theirs: Sequence[float], questions: int | None
     return math.sqrt(total), max(1, int(degrees + 1e-9))
 
 
-def permutation_p(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Permutation test of the difference of means, two-sided: the share of labellings with one at least as large."""
-    return float(max_t_p(np.array([ours]), np.array([theirs]))[0])
-
-
-def max_t_p(ours: Values, theirs: Values) -> Values:
-    """Adjusted p of every slice (`[slices, seeds]` each): step-down max-T over permutations of whole runs.
-
-    T is |difference of means| over the standard deviation of all values of the slice. Ties count, with a relative
-    tolerance.
-    """
-    pooled = np.concatenate([ours, theirs], axis=1)
-    count, total = ours.shape[1], pooled.shape[1]
-    labels = _labellings(count, total)
-    spread = pooled.std(axis=1)
-    spread = np.where(spread < 1e-12, np.inf, spread)
-    sums = pooled @ labels.T  # [slices, labellings]
-    totals = pooled.sum(axis=1, keepdims=True)
-    t = np.abs(sums / count - (totals - sums) / (total - count)) / spread[:, None]
-    order = np.argsort(-t[:, 0], kind="stable")
-    adjusted, worst = np.ones(len(order)), 0.0
-    for rank, index in enumerate(order):
-        largest = t[order[rank:]].max(axis=0)
-        worst = max(worst, float((largest >= t[index, 0] * (1 - 1e-9) - 1e-12).mean()))
-        adjusted[index] = worst
-    return adjusted
-
-
-@cache
-def _labellings(count: int, total: int) -> Values:
-    """`[labellings, runs]`, 1 where a run is ours; the first is the real one."""
-    first = np.zeros((1, total))
-    first[0, :count] = 1
-    if math.comb(total, count) <= ENUMERATED:
-        rows = np.zeros((math.comb(total, count), total))
-        for row, chosen in zip(rows, itertools.combinations(range(total), count), strict=True):
-            row[list(chosen)] = 1
-        return rows  # combinations begin with 0 … count - 1
-    drawn = np.random.default_rng(0).permuted(np.repeat(first, SAMPLED, axis=0), axis=1)
-    return np.concatenate([first, drawn])
+State = Literal["higher", "lower", "open", "undecided"]
+STATES: Mapping[int, State] = {1: "higher", 0: "open", -1: "lower"}
+"""By the sign of an interval."""
 
 
 @dataclass(frozen=True)
 class Comparison:
     """The comparison of two architectures on a page with several pairs.
 
-    state: "higher" or "lower" (ours against theirs: their runs differ), "alike" (no significant difference),
-    "undecided" (too few seeds), "spread" (of one architecture: gap is the standard deviation over its seeds). seeds:
-    the number used of each. gap, low, high: of the mean scores. slices: those on which the runs differ, with the sign.
-    on_average: whether the interval of the mean excludes 0.
+    state: "higher" or "lower" (ours against theirs: the safe interval excludes 0), "open" (it does not), "undecided"
+    (too few seeds). seeds: the number used of each. gap: of the mean scores. safe, normal: its intervals, so wide that
+    all pairs of the page hold at the page's level. slices: those that differ, with the sign.
     """
 
-    state: str
+    state: State
     seeds: int
     gap: float
-    low: float
-    high: float
+    safe: Interval
+    normal: Interval
     slices: Mapping[str, int]
-    on_average: bool
 
     @property
     def more_seeds(self) -> int:
         """The min number of further seeds of each for a verdict; 0 if there are enough."""
         return max(0, MIN_SEEDS - self.seeds)
-
-
-def seeds_needed(pairs: int, level: float = LEVEL) -> int:
-    """The min number of seeds of each architecture with which one of `pairs` comparisons can be significant: with n
-    runs each, the smallest p-value of the permutation test is 2 / C(2n, n)."""
-    seeds = MIN_SEEDS
-    while pairs * 2 / math.comb(2 * seeds, seeds) > level:
-        seeds += 1
-    return seeds
 
 
 def compare(
@@ -233,17 +213,12 @@ def compare(
     questions: int | None,
     *,
     pairs: int = 1,
-    two_state: bool = True,
     level: float = LEVEL,
 ) -> Comparison:
     """Compare accuracies of seeds by slice, in the order of seeds. Both sides use as many seeds as the smaller one has.
 
-    First the score, the mean over slices: both the exact permutation test and Welch's test with floored variances must
-    reject at level / pairs, and the gap must be at least a point. Only then the slices: each needs max-T over slices,
-    times pairs, Welch's test with Holm's correction, and a point.
-
-    questions: of one run and slice; None: the values are not accuracies, so variances have no floor, and no gap is too
-    small. pairs: how many comparisons the page makes. two_state: whether a run either solves the task or does not.
+    The score is the mean over slices. Slices are judged only if the scores differ, each at level / (pairs · slices).
+    questions: of one run and slice; None: the values are not accuracies. pairs: how many comparisons the page makes.
     level: the probability with which any of the comparisons may be wrong.
     ValueError: no slice in common, or no seed.
     """
@@ -257,52 +232,109 @@ def compare(
     mine, other = a.mean(axis=0).tolist(), b.mean(axis=0).tolist()
     gap = float(np.mean(mine) - np.mean(other))
     if seeds < 2:
-        return Comparison("undecided", seeds, gap, -math.inf, math.inf, {}, False)
+        none = Interval(-math.inf, math.inf)
+        return Comparison("undecided", seeds, gap, none, none, {})
     total = None if questions is None else questions * len(keys)
-    low, high = difference_interval(mine, other, total, two_state=two_state and questions is not None)
+    safe = safe_difference(mine, other, total, level / pairs)
+    normal = normal_difference(mine, other, total, level / pairs)
     if seeds < MIN_SEEDS:
-        return Comparison("undecided", seeds, gap, low, high, {}, False)
-    p = max(permutation_p(mine, other), welch_p(mine, other, total))
-    if pairs * p > level or abs(gap) < _smallest(questions):
-        return Comparison("alike", seeds, gap, low, high, {}, False)
-    return Comparison(
-        "higher" if gap > 0 else "lower",
-        seeds,
-        gap,
-        low,
-        high,
-        _slices(keys, a, b, questions, pairs, level),
-        low > 0 or high < 0,
-    )
+        return Comparison("undecided", seeds, gap, safe, normal, {})
+    if (state := STATES[_sign(safe)]) == "open":
+        return Comparison(state, seeds, gap, safe, normal, {})
+    of_slices = {
+        key: _sign(safe_difference(row.tolist(), other_row.tolist(), questions, level / pairs / len(keys)))
+        for key, row, other_row in zip(keys, a, b, strict=True)
+    }
+    differing = {key: sign for key, sign in of_slices.items() if sign}
+    return Comparison(state, seeds, gap, safe, normal, differing)
 
 
-def spread_over_seeds(values: Sequence[float]) -> Comparison:
-    """The standard deviation of one architecture over seeds, with a 95 % interval."""
-    seeds = len(values)
-    if seeds < 2:
-        return Comparison("undecided", seeds, 0.0, 0.0, math.inf, {}, False)
-    low, high = spread_interval(values)
-    state = "spread" if seeds >= MIN_SEEDS else "undecided"
-    return Comparison(state, seeds, float(np.std(values, ddof=1)), low, high, {}, False)
+def compare_ratios(
+    ours: Mapping[str, Sequence[float]],
+    theirs: Mapping[str, Sequence[float]],
+    questions: int | None = None,
+    *,
+    pairs: int = 1,
+    level: float = LEVEL,
+) -> Comparison:
+    """The comparison of positive numbers other than accuracies, as ratios: gap is mean(ours) / mean(theirs) - 1. Its
+    interval is Fieller's, in which the mean of theirs is as uncertain as that of ours; unbounded where that is not
+    clearly above 0."""
+    plain = compare(ours, theirs, None, pairs=pairs, level=level)
+    mine, other = (np.mean([list(row)[: plain.seeds] for row in each.values()], axis=0) for each in (ours, theirs))
+    a, b, seeds = float(mine.mean()), float(other.mean()), plain.seeds
+    interval = Interval(-math.inf, math.inf)
+    if seeds >= 2:
+        of_a, of_b = (float(np.var(each, ddof=1)) / seeds for each in (mine, other))
+        t = t_factor(_welch(mine.tolist(), other.tolist(), None)[1] + 1, level / pairs)
+        square, middle, constant = b**2 - t**2 * of_b, a * b, a**2 - t**2 * of_a
+        if square > 0:
+            half = math.sqrt(max(0.0, middle**2 - square * constant))
+            interval = Interval((middle - half) / square - 1, (middle + half) / square - 1)
+    state = plain.state if plain.state == "undecided" else STATES[_sign(interval)]
+    return Comparison(state, seeds, a / b - 1 if b else 0.0, interval, interval, {})
 
 
-def _smallest(questions: int | None) -> float:
-    return 0.0 if questions is None else MIN_GAP
+def _sign(interval: Interval) -> int:
+    """1 or -1 where the interval excludes 0, else 0."""
+    return int(interval.low > 0) - int(interval.high < 0)
 
 
-def _slices(
-    keys: Sequence[str], a: Values, b: Values, questions: int | None, pairs: int, level: float
-) -> dict[str, int]:
-    permuted = max_t_p(a, b) * pairs
-    single = np.array([welch_p(*rows, questions) for rows in zip(a, b, strict=True)]) * pairs
-    holm, worst = np.ones(len(keys)), 0.0
-    for rank, index in enumerate(np.argsort(single, kind="stable")):
-        worst = max(worst, float(single[index]) * (len(keys) - rank))
-        holm[index] = worst
-    gaps = a.mean(axis=1) - b.mean(axis=1)
-    significant = (permuted <= level) & (holm <= level) & (np.abs(gaps) >= _smallest(questions))
-    signs: Any = np.sign(gaps)
-    return {key: int(signs[index]) for index, key in enumerate(keys) if significant[index]}
+def visible_gap(ours: Sequence[float], theirs: Sequence[float], seeds: int, level: float = LEVEL) -> float:
+    """The smallest difference of accuracies that `seeds` runs of each would show, if further runs are like these."""
+    a, b = (np.resize(np.array(values, dtype=float), seeds).tolist() for values in (ours, theirs))
+    safe, gap = safe_difference(a, b, 1, level), float(np.mean(a) - np.mean(b))
+    return gap - safe.low if gap >= 0 else safe.high - gap
+
+
+def seeds_for(ours: Sequence[float], theirs: Sequence[float], gap: float, level: float = LEVEL) -> int | None:
+    """The number of runs of each that would show a difference of `gap`, if further runs are like these; None for more
+    than 1,000."""
+    few, many = MIN_SEEDS, 1_000
+    if visible_gap(ours, theirs, many, level) > gap:
+        return None
+    while few < many:
+        middle = (few + many) // 2
+        few, many = (few, middle) if visible_gap(ours, theirs, middle, level) <= gap else (middle + 1, many)
+    return few
+
+
+ENUMERATED, SAMPLED = 20_000, 9_999
+"""The max number of labellings of runs that are all tried; if there are more, SAMPLED of them are drawn."""
+
+
+@cache
+def labellings(count: int, total: int) -> Values:
+    """`[labellings, runs]` for a permutation test, 1 where a run is one of `count`; the first is the real one."""
+    first = np.zeros((1, total))
+    first[0, :count] = 1
+    if math.comb(total, count) <= ENUMERATED:
+        rows = np.zeros((math.comb(total, count), total))
+        for row, chosen in zip(rows, itertools.combinations(range(total), count), strict=True):
+            row[list(chosen)] = 1
+        return rows  # combinations begin with 0 … count - 1
+    drawn = np.random.default_rng(0).permuted(np.repeat(first, SAMPLED, axis=0), axis=1)
+    return np.concatenate([first, drawn])
+
+
+def permutation_p(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Exact permutation test, two-sided, of equal distributions, by the difference of means."""
+    values = np.array([*ours, *theirs], dtype=float)
+    labels = labellings(len(ours), len(values))
+    gaps = np.abs(labels @ values / len(ours) - (1 - labels) @ values / len(theirs))
+    return float((gaps >= gaps[0] - 1e-12).mean())
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """p-values that hold for all of these tests together (Holm, 1979), in the same order."""
+    adjusted, largest = [0.0] * len(ps), 0.0
+    for rank, place in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
+        largest = max(largest, min(1.0, (len(ps) - rank) * ps[place]))
+        adjusted[place] = largest
+    return adjusted
+
+
+# -- rates and quantiles ----------------------------------------------------------------------------------------------
 
 
 def best_rate(scores: Mapping[float, tuple[int, float]]) -> float:
@@ -321,13 +353,13 @@ def winners_bias(rates: int) -> float:
 
 
 @cache
-def t_factor(count: int) -> float:
-    """The half width of the 95 % interval of a mean of `count` >= 2 normal numbers, in standard errors: the 97.5 %
-    quantile of Student's t with `count` − 1 degrees of freedom."""
-    degrees, low, high = count - 1, 0.0, 13.0  # 12.7 for one degree, falling to 1.96
+def t_factor(count: int, level: float = LEVEL) -> float:
+    """The half width of the 1 − level interval of a mean of `count` >= 2 normal numbers, in standard errors: the
+    1 − level / 2 quantile of Student's t with `count` − 1 degrees of freedom."""
+    degrees, low, high = count - 1, 0.0, 1 / level  # of one degree, about 0.64 / level
     while high - low > 1e-12:
         middle = (low + high) / 2
-        low, high = (middle, high) if t_probability(middle, degrees) < 0.95 else (low, middle)
+        low, high = (middle, high) if t_probability(middle, degrees) < 1 - level else (low, middle)
     return high
 
 
@@ -350,29 +382,3 @@ def t_probability(t: float, degrees: int) -> float:
         term *= cosine**2 * (k - 1) / k
         total += term
     return 2 / math.pi * (angle + sine * total) if odd else sine * total
-
-
-def spread_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Interval of the standard deviation of two or more normal numbers."""
-    degrees, squares = len(values) - 1, statistics.variance(values) * (len(values) - 1)
-    low, high = (math.sqrt(squares / _chi_square(p, degrees)) for p in (0.975, 0.025))
-    return low, high
-
-
-@cache
-def _chi_square(p: float, degrees: int) -> float:
-    """Quantile of the chi-square distribution."""
-    low, high = 0.0, 10.0 * degrees + 20
-    while high - low > 1e-12 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if _chi_square_probability(middle, degrees) < p else (low, middle)
-    return high
-
-
-def _chi_square_probability(x: float, degrees: int) -> float:
-    """Probability of a value below x; a finite sum (Abramowitz and Stegun 26.4.4, 26.4.5)."""
-    half = x / 2
-    first = 0.5 if degrees % 2 else 0.0
-    terms = (half ** (k + first) / math.gamma(k + first + 1) for k in range(degrees // 2))
-    start = math.erf(math.sqrt(half)) if degrees % 2 else 1.0
-    return start - math.exp(-half) * sum(terms)

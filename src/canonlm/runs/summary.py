@@ -25,6 +25,7 @@ from canonlm.runs.seed_statistics import (
     best_rate,
     by_seed,
     compare,
+    safe_difference,
     spread_of,
     wilson_interval,
 )
@@ -119,7 +120,7 @@ class Difference:
     """A score minus that of another architecture, each at its best rate, on the seeds that both have.
 
     values: the differences seed by seed. low, high: the 95 % interval of the difference of means
-    (`canonlm.runs.seed_statistics.difference_interval`), which does not pair seeds; of one or two seeds, the mean.
+    (`canonlm.runs.seed_statistics.safe_difference`), which does not pair seeds; of one or two seeds, the mean.
     """
 
     mean: float
@@ -270,16 +271,13 @@ def _values(runs: Sequence[Run], key: str) -> dict[int, float]:
     return by_seed((seed, value) for seed, value in scores if value is not None)
 
 
-def _spread(runs: Sequence[Run], key: str, two_state: bool | None) -> Spread | None:
+def _spread(runs: Sequence[Run], key: str) -> Spread | None:
     values = _values(runs, key)
     if not values:
         return None
     slices = [run.final.slices for run in runs if not key or key in run.final.slices]  # none has a measure
     counts = [sum(each[k].total for k in ([key] if key else primary(each))) for each in slices]
-    questions = min(counts, default=None)
-    if two_state is None:
-        two_state = questions is not None and runs[0].task.score.two_state
-    return spread_of([*values.values()], questions, two_state=two_state)
+    return spread_of([*values.values()], min(counts, default=None))
 
 
 def _difference(key: str, reference: Rate, other: Rate) -> Difference | None:
@@ -294,8 +292,7 @@ def _difference(key: str, reference: Rate, other: Rate) -> Difference | None:
     if len(seeds) >= SEEDS_OF_INTERVAL:
         mine, others = ([values[seed] for seed in seeds] for values in (ours, theirs))
         questions = min(rate.questions(key) for rate in (other, reference)) if is_slice(key) else None
-        two_state = questions is not None and reference.runs[0].task.score.two_state
-        low, high = seed_statistics.difference_interval(mine, others, questions, two_state=two_state)
+        low, high = safe_difference(mine, others, questions)
     return Difference(mean, low, high, tuple(gaps))
 
 
@@ -346,24 +343,23 @@ def _rates(group: Group, score: str) -> tuple[Rate, ...]:
     return tuple(rate_of(group.name, lr, runs, score) for lr, runs in by_rate.items())
 
 
-def rate_of(arch: str, lr: float, runs: Sequence[Run], score: str, two_state: bool | None = None) -> Rate:
-    """The runs of one architecture at one rate, finished or not. score: as in `Architecture`. two_state: see
-    `canonlm.tasks.Score`; default: as the task says."""
+def rate_of(arch: str, lr: float, runs: Sequence[Run], score: str) -> Rate:
+    """The runs of one architecture at one rate, finished or not. score: as in `Architecture`."""
     finished = tuple(run for run in runs if run.finished)
     slices = in_order(key for run in finished for key in run.final.slices)
     measures = dict.fromkeys(name for run in finished for name in run.final.measures)
     return Rate(
         arch=arch, lr=lr, runs=finished, unfinished=len(runs) - len(finished),
-        slices={key: spread for key in slices if (spread := _spread(finished, key, two_state))},
-        measures={name: spread for name in measures if (spread := _spread(finished, name, two_state))},
-        score=_spread(finished, score, two_state),
+        slices={key: spread for key in slices if (spread := _spread(finished, key))},
+        measures={name: spread for name in measures if (spread := _spread(finished, name))},
+        score=_spread(finished, score),
     )  # fmt: skip
 
 
-def compared(ours: Rate, theirs: Rate, keys: Sequence[str], *, pairs: int, two_state: bool) -> Comparison:
-    """The comparison of two rates on slices, or on one measure. pairs, two_state: see `seed_statistics.compare`."""
+def compared(ours: Rate, theirs: Rate, keys: Sequence[str], *, pairs: int) -> Comparison:
+    """The comparison of two rates on slices, or on one measure. pairs: see `seed_statistics.compare`."""
     mine, others = ({key: rate.values(key) for key in keys} for rate in (ours, theirs))
     questions = None  # of a measure
     if all(map(is_slice, keys)):
         questions = min(rate.questions(key) for rate in (ours, theirs) for key in keys)
-    return compare(mine, others, questions, pairs=pairs, two_state=two_state)
+    return compare(mine, others, questions, pairs=pairs)

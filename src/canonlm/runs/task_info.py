@@ -73,10 +73,7 @@ def read(path: Path) -> Words:
     try:
         raw = read_json(path, MAX_BYTES)
         return Words(
-            Score(
-                **{key: _text({"slice": "", **raw["score"]}, key) for key in ("measure", "share", "slice")},
-                two_state=raw["score"].get("two_state") is not False,
-            ),
+            Score(**{key: _text({"slice": "", **raw["score"]}, key) for key in ("measure", "share", "slice")}),
             _text(raw, "about"),
             {key: Scale(_text(one, "by"), _labels(key, dict(one["labels"])), _text(one, "about"))
              for key, one in raw["scales"].items()},

@@ -28,13 +28,11 @@ class Score:
     `from=start`), or, where both are "", the accuracy averaged over the slices of the primary scale.
 
     share: what reports call an accuracy of this task.
-    two_state: a run has either solved a slice or not, so similar scores of a few seeds say little about the next seed.
     """
 
     measure: str = ""
     share: str = "fraction of correct answers"
     slice: str = ""
-    two_state: bool = True
 
 
 def counted(singular: str, plural: str = "") -> Callable[[str], str]:

@@ -157,6 +157,7 @@ class Train(Settings):
     eval_split: Literal["test", "validation"] = "test"  # validation: a separate test, for choosing settings; for text:
     # the next eval_size held-out windows
     eval_beyond: Size | None = None  # for text: also the loss on this number of tokens beyond data.seq_len
+    until: Annotated[float, Field(gt=0, le=1)] | None = None  # end after an evaluation with at least this score
     checkpoint_every: PositiveInt
     keep_checkpoints: PositiveInt = 2  # the number of newest checkpoints to keep
     keep_every: PositiveInt | None = None  # also keep those whose step is a multiple of this
@@ -277,6 +278,8 @@ class RunConfig(Settings):
         train, task = self.train, self.built_task
         if task is None and train.eval_seed is not None:
             raise expected("train.eval_seed", "no value, as text is evaluated on its held-out part", train.eval_seed)
+        if task is None and train.until is not None:
+            raise expected("train.until", "no value, as text has no answers that are right", train.until)
         if task is not None and train.eval_beyond is not None:
             raise expected("train.eval_beyond", "no value, as only text uses it", train.eval_beyond)
         if task is not None and task.tests_what_it_trained_on and train.eval_seed is not None:

@@ -24,9 +24,8 @@ from canonlm.core.files import append, lock, make_folder, remove_leftovers, writ
 from canonlm.data.windows import batches
 from canonlm.models import causality
 from canonlm.runs import folder as run_folder
-from canonlm.runs import leases
+from canonlm.runs import leases, rows
 from canonlm.runs.identity import check_label, label
-from canonlm.runs.rows import Metrics
 from canonlm.train import data, trackers
 from canonlm.train.build import build_model, check, with_complete_name
 from canonlm.train.checkpoint import Checkpoints
@@ -152,7 +151,7 @@ class _Run:
                 if world.main:
                     self._check_lease()
                     write_json(self.folder / "env.json", environment(world.device) | {"processes": world.size})
-                    self.metrics = Metrics(self.folder, self.step)
+                    self.metrics = rows.Metrics(self.folder, self.step)
                     drawn = trackers.start(config.track, self.folder, config.model_dump(mode="json"), self.step)
                     self.sinks = [sinks.enter_context(closing(sink)) for sink in (self.metrics, *drawn)]
             dtype = torch.bfloat16 if config.train.precision == "bf16" else torch.float32
@@ -190,7 +189,7 @@ class _Run:
         portions = batches(
             self.stream,
             self.step,
-            settings.steps,
+            self.step if self._reached(evaluation) else settings.steps,
             settings.batch_size,
             self.config.data.workers,
             rank=world.dp_rank,
@@ -216,6 +215,7 @@ class _Run:
                     with self.clock.paused():
                         evaluation = self._evaluate()
                     stop = stop or (cut_off := not evaluation)
+                    last = last or self._reached(evaluation)
                 if self.step % settings.checkpoint_every == 0 or last or stop:
                     with self.clock.paused():
                         self._check_weights(numbers)
@@ -224,6 +224,8 @@ class _Run:
                 if stop and (cut_off or not last):
                     self.checkpoints.wait()
                     raise self._interrupted(evaluated=not cut_off)
+                if last:
+                    break
         self.checkpoints.wait()
         self.shards.finish(self.signals, self.step, self.on_row)
         result = {
@@ -310,6 +312,15 @@ class _Run:
             hook.remove()
         self._write(row)
         return row
+
+    def _reached(self, row: dict[str, Any]) -> bool:
+        """Whether an evaluation has the score at which the run ends (`train.until`)."""
+        until, task = self.config.train.until, self.config.built_task
+        if until is None or task is None or not row:
+            return False
+        evaluated = rows.evaluation(row)
+        score = evaluated.value(task.score.slice) if task.score.slice else evaluated.accuracy
+        return score is not None and score >= until
 
     def _interrupted(self, evaluated: bool) -> Interrupted:
         where = f"stopped after step {self.step} of {self.config.train.steps}"

@@ -84,7 +84,7 @@ class Capo(Task):
         ),
         "bits_per_person": Measure("bits per person", "bits stored, for each person."),
     }
-    score = Score("bits_per_parameter", "fraction of people whose fact is known", two_state=False)
+    score = Score("bits_per_parameter", "fraction of people whose fact is known")
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec

@@ -64,7 +64,7 @@ class Lano(Task):
             log=True,
         )
     }
-    score = Score(share="fraction of valid sentences", slice="from=start", two_state=False)
+    score = Score(share="fraction of valid sentences", slice="from=start")
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
