@@ -392,7 +392,9 @@ def test_untrusted_parts_of_a_dump(copying, tmp_path):
 
 
 def test_an_untrusted_progress_file(tmp_path):
-    for number, content in enumerate(["1 2 3", "", "x y z", "9" * 10_000, "1 2", "4 5 6", "\udcff"]):
+    for number, content in enumerate(
+        ["[1, 2, 3]", "", "[x, y, z]", "9" * 10_000, "[1, 2]", "[4, 5, 6]", "\udcff", "{}", "7", "[1, null, 3]"]
+    ):
         (tmp_path / f"{number}.json").write_text(content, errors="surrogateescape")
-    special(tmp_path / "7.json", "fifo")
+    special(tmp_path / "fifo.json", "fifo")
     assert prepare._sums(tmp_path, 10) == (5, 10, 7, 9)

@@ -25,7 +25,7 @@ from datatrove.data import Document, DocumentsPipeline
 from datatrove.pipeline.base import PipelineStep
 from datatrove.pipeline.tokens.tokenizer import TokenizedFile
 
-from canonlm.core.files import create, temporary_name, write_json, write_text
+from canonlm.core.files import create, temporary_name, write_json
 from canonlm.data import tokenizers
 from canonlm.data.encode import Encoder
 from canonlm.data.index import Shard, file_sha256
@@ -148,7 +148,7 @@ class Writer(PipelineStep):
 
     def _report(self, rank: int, read_bytes: int, shards: "dict[str, _OpenShard]") -> None:
         counts = sum((shard.counts for shard in shards.values()), Counter())
-        write_text(self.places.task("progress", rank), f"{read_bytes} {counts['documents']} {counts['tokens']}")
+        write_json(self.places.task("progress", rank), [read_bytes, counts["documents"], counts["tokens"]])
 
 
 def _batches(data: Iterator[Document]) -> Iterator[list[Document]]:

@@ -297,10 +297,9 @@ def _sums(folder: Path, length: int) -> tuple[int, int, int, int]:
     """The fields of Progress, summed over tasks; incomplete and damaged files do not count."""
     sums = [0, 0, 0]
     for path in folder.glob("*.json"):
-        with suppress(ValueError):
-            numbers = [int(number) for number in read_text(path, 100).split()]
-            if len(numbers) == len(sums):
-                sums = [before + number for before, number in zip(sums, numbers, strict=True)]
+        with suppress(ValueError, TypeError):
+            numbers = parse_json(read_text(path, 100), str(path))
+            sums = [before + int(number) for before, number in zip(sums, numbers, strict=True)]
     return sums[0], length, sums[1], sums[2]
 
 
