@@ -7,7 +7,7 @@ import pytest
 from canonlm import cli
 from canonlm.data.prepare import prepare
 from canonlm.experiments import ledger, schema
-from canonlm.experiments.replicate import chosen, estimate
+from canonlm.experiments.replicate import chosen, estimate, seed_set_of
 from canonlm.train.flops import GPUS
 
 SETTINGS = """
@@ -122,3 +122,21 @@ def test_an_experiment_on_text(mine, tmp_path, capsys):
     assert all("loss_beyond" in row for row in rows[1:])
     assert cli.main(command) == 0
     assert "started" not in capsys.readouterr().out
+
+
+def test_a_new_seed_set_has_no_runs(tmp_path):
+    """Our own results have runs of the sets 0 and 1."""
+    seeds = {run.seed // 1000 for run in ledger.read(ledger.OWN_RESULTS).values()}
+    assert seeds == {0, 1}
+    assert seed_set_of("new", tmp_path) == 2
+    (tmp_path / "runs" / "depo-llama-lr0.001-seed2103-0123456789ab").mkdir(parents=True)
+    (tmp_path / "runs" / "notes").mkdir()
+    assert seed_set_of("new", tmp_path) == 3
+    assert seed_set_of("17", tmp_path) == 17
+
+
+@pytest.mark.parametrize("text", ["-1", "1.5", "old", "1000001", ""])
+def test_another_seed_set_is_refused(text, tmp_path, capsys):
+    assert cli.main(["replicate", "fig7", "--seed-set", text, "--out", str(tmp_path)]) == 2
+    message = f'--seed-set: expected an integer from 0 to 1000000, or new, got "{text}"'
+    assert message in capsys.readouterr().err

@@ -38,6 +38,14 @@ Match = Annotated[
         help="parameters: resize each MLP until all architectures have as many parameters as the first, within 1 %."
     ),
 ]
+SeedSet = Annotated[
+    str,
+    typer.Option(
+        help="Which seeds: set 0 is that of our own runs; new: the first set of which nobody has a run, to confirm a "
+        "verdict.",
+        metavar="N|new",
+    ),
+]
 Jobs = Annotated[int, typer.Option(help="How many runs at a time.")]
 SlurmWorkers = Annotated[bool, typer.Option("--slurm", help="Start workers as a SLURM job array instead of one here.")]
 SlurmSettings = Annotated[
@@ -111,3 +119,11 @@ def opened(model: str, **options: Any) -> "later.load_model.Subject":
     later.transformers.utils.logging.disable_progress_bar()
     with doing("loading the model"):
         return later.load_model.open_model(model, **options)
+
+
+def seed_set_of(text: str, out: Path, *folders: Path) -> int:
+    """See `canonlm.experiments.replicate.seed_set_of`; prints which set is new."""
+    number = later.replicate.seed_set_of(text, out, *folders)
+    if text == "new":
+        say(f"seed set {number}, of which there is no run yet; --seed-set {number} continues it")
+    return number

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from canonlm.cli import completion, later
-from canonlm.cli.options import Jobs, Match
+from canonlm.cli.options import Jobs, Match, SeedSet, seed_set_of
 from canonlm.cli.status import doing, keep_going, load_torch, say
 from canonlm.core.errors import expected, writing
 from canonlm.core.files import make_folder, write_text
@@ -46,6 +46,7 @@ def profile(
     quick: Annotated[bool, QUICK] = False,
     match: Match = None,
     until: Annotated[str | None, UNTIL] = None,
+    seed_set: SeedSet = "0",
     out: Annotated[Path, OUT] = Path("runs/profile"),
     jobs: Jobs = 2,
     dry_run: Annotated[bool, DRY_RUN] = False,
@@ -65,7 +66,10 @@ def profile(
     load_torch()
     requested = [part.strip() for part in tasks.split(",")] if tasks else []
     names = later.names.split_names(",".join(archs))
-    experiment = later.profiles.profile(names, requested, seeds=seeds, quick=quick, match=match, until=_share(until))
+    number = seed_set_of(seed_set, out)
+    experiment = later.profiles.profile(
+        names, requested, seeds=seeds, quick=quick, match=match, until=_share(until), seed_set=number
+    )
     following = _Following(experiment, out, jobs)
     with doing("timing a few steps of each model"):
         left = following.left()

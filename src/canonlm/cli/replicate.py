@@ -12,7 +12,7 @@ from rich.table import Table
 
 from canonlm.cli import completion, later
 from canonlm.cli.claims import lines_of
-from canonlm.cli.options import Jobs, SlurmSettings, SlurmWorkers
+from canonlm.cli.options import Jobs, SeedSet, SlurmSettings, SlurmWorkers, seed_set_of
 from canonlm.cli.status import doing, keep_going, load_torch, say
 from canonlm.cli.work import submit
 from canonlm.core.errors import brief
@@ -32,7 +32,6 @@ DRY_RUN = typer.Option(
 )
 ONLY = typer.Option(help="Settings or claims to train, separated by commas, such as depo-micro or C25.")
 GPU = typer.Option(help="With --dry-run: the kind of GPU whose hours are shown.")
-SEED_SET = typer.Option(help="Repeat everything with other seeds: 0 is the set of our own runs.")
 TRUST = typer.Option("--trust", help="Run the Python files that somebody else's experiment names.")
 EXPORT = typer.Option(
     help="Add the finished runs to CSV files in this folder; runs already in them are not trained again."
@@ -47,7 +46,7 @@ def replicate(
     jobs: Jobs = 2,
     dry_run: Annotated[bool, DRY_RUN] = False,
     only: Annotated[str | None, ONLY] = None,
-    seed_set: Annotated[int, SEED_SET] = 0,
+    seed_set: SeedSet = "0",
     gpu: Annotated[str, GPU] = "h100",
     export: Annotated[Path | None, EXPORT] = None,
     slurm: SlurmWorkers = False,
@@ -62,12 +61,13 @@ def replicate(
         raise ValueError(f"{brief(job[0])}: settings of a job only work with --slurm")
     load_torch()
     settings = [part.strip() for part in only.split(",")] if only else []
-    experiments = later.replicate.chosen(name, scale, settings, seed_set=seed_set, trust=trust)
+    number = seed_set_of(seed_set, out, *([export] if export is not None else []))
+    experiments = later.replicate.chosen(name, scale, settings, seed_set=number, trust=trust)
     if slurm:
         place = name if name == "all" or name in later.schema.names() else str(Path(name).absolute())
         arguments = ["replicate", place, "--scale", scale, "--out", str(out.absolute()), "--jobs", str(jobs)]
         arguments += ["--trust"] if trust else []
-        arguments += ["--seed-set", str(seed_set)] if seed_set else []
+        arguments += ["--seed-set", str(number)] if number else []
         arguments += ["--export", str(export.absolute())] if export is not None else []
         return submit(out, [*arguments, *(["--only", only] if only else [])], job or [], dry_run)
     exported = later.ledger.read(export) if export is not None else {}

@@ -44,13 +44,15 @@ def profile(
     quick: bool = False,
     match: str | None = None,
     until: float | None = None,
+    seed_set: int = 0,
 ) -> Experiment:
     """Every architecture on every task. The others are compared with the first architecture.
 
     task_names: empty: all. seeds: fresh seeds of each architecture; default: as many as verdicts need, or one
     if quick.
     quick: the middle rate, and a third of the training. match: "parameters", as in `canonlm play`. until: a run ends
-    when it has that share of the answers right, after at most BUDGET times as many steps.
+    when it has that share of the answers right, after at most BUDGET times as many steps. seed_set: as in
+    `schema.load`.
     ValueError: no such task or architecture, fewer seeds than one, a model that cannot be built or matched.
     """
     from canonlm.train.build import check, with_complete_name  # imports torch, which pages do not need
@@ -83,7 +85,7 @@ def profile(
     experiment = Experiment(title=_question(panels[0].arms), source=command, micro=panels, match=first)
     text = yaml.safe_dump(experiment.model_dump(exclude_defaults=True), sort_keys=False)
     text += "".join(f"# {key}: sha256 {file.sha256}\n" for arch in archs for key, file in _files(arch).items())
-    named(experiment, "profile-quick" if quick else "profile-until" if until else "profile", text, settings)
+    named(experiment, "profile-quick" if quick else "profile-until" if until else "profile", text, settings, seed_set)
     for point in grid.points(experiment, SCALE):
         check(grid.tuning_runs(experiment, point)[0].config)
     return experiment

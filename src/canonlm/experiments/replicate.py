@@ -1,5 +1,7 @@
 """Works through experiments: registers them, trains missing runs, judges claims. A repeated call continues."""
 
+import itertools
+import re
 import subprocess
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -9,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 import canonlm
-from canonlm.core.errors import unknown, writing
+from canonlm.core.errors import expected, unknown, writing
 from canonlm.core.files import make_folder, write_json, write_text
 from canonlm.experiments import grid, ledger, registration, schema
 from canonlm.experiments.outcomes import noted
@@ -45,6 +47,19 @@ def chosen(
         if experiment.figure is not None:
             registration.refuse(experiment, scale)
     return [experiment for experiment in with_scale if grid.points(experiment, scale, only)]
+
+
+def seed_set_of(text: str, out: Path, *folders: Path) -> int:
+    """The number of a seed set; of `new`, the first after 0 of which no run is in `out`, among our own results, or in
+    `folders` with CSV files: nobody has looked at it, so it can confirm a verdict. ValueError: neither."""
+    if text != "new":
+        if not text.isdecimal() or int(text) > schema.MAX_SEED_SET:
+            raise expected("--seed-set", f"an integer from 0 to {schema.MAX_SEED_SET}, or new", text)
+        return int(text)
+    seeds = {run.seed for folder in (ledger.OWN_RESULTS, *folders) for run in ledger.read(folder).values()}
+    seeds |= {int(match[1]) for path in (out / "runs").glob("*") if (match := re.search(r"-seed(\d+)-\w+$", path.name))}
+    seen = {seed // grid.SEEDS_OF_A_SET for seed in seeds}
+    return next(number for number in itertools.count(1) if number not in seen)
 
 
 @dataclass(frozen=True)
