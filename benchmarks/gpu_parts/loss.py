@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import torch
@@ -99,15 +98,12 @@ def attention(device: Device, out: Path) -> Iterator[Row]:
 class WithDocuments(nn.Module):
     def __init__(self, model: nn.Module, doc_ids: Tensor | None) -> None:
         super().__init__()
-        self.model, self.doc_ids = model, doc_ids
-
-        self.borders: dict[str, Any] = {}
+        self.model, self.documents = model, None
         if doc_ids is not None:  # counted beforehand, as threads that read data do
-            counted = documents_of(doc_ids.cpu())
-            self.borders = counted._replace(cu_seqlens=counted.cu_seqlens.to(doc_ids.device)).arguments()
+            self.documents = documents_of(doc_ids.cpu()).each(lambda tensor: tensor.to(doc_ids.device))
 
     def forward(self, input_ids: Tensor, **kwargs):
-        return self.model(input_ids, doc_ids=self.doc_ids, **self.borders, **kwargs)
+        return self.model(input_ids, doc_ids=self.documents, **kwargs)
 
 
 def masked() -> mock._patch:

@@ -469,7 +469,8 @@ def test_the_largest_token_and_empty_documents_are_accepted(prepared, tmp_path):
     stream = TextStream({"a": (Dataset(tmp_path / "large"), "train", 1)}, 0, 4, False)
     assert int(stream.rows(0, 3).input_ids.max()) == 65_535
     prepared(tmp_path, {"train": [[[], [1, 2, 3], [], [], [4, 5]]]})
-    assert TextStream({"a": (Dataset(tmp_path), "train", 1)}, 0, 4, True).rows(0, 1).doc_ids.tolist() == [[0, 0, 0, 1]]
+    rows = TextStream({"a": (Dataset(tmp_path), "train", 1)}, 0, 4, True).rows(0, 1)
+    assert rows.documents.ids.tolist() == [[0, 0, 0, 1]]
 
 
 def test_a_file_truncated_after_it_was_checked(prepared, tmp_path):

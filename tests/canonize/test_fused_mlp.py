@@ -11,8 +11,8 @@ from torch.testing import assert_close
 from transformers import DynamicCache
 
 import canonlm
-from canonlm.canon import gated
 from canonlm.canonize import fused_mlp
+from canonlm.ops import canon_conv
 
 PACKED = {"position_ids": torch.cat([torch.arange(4), torch.arange(6)])[None].expand(2, -1), "use_cache": False}
 
@@ -21,8 +21,8 @@ def step(model, **call):
     """Logits, gradients and states of a training step, and the number of kernel calls."""
     calls, model = [], model.train()
     with pytest.MonkeyPatch.context() as patch:
-        run = gated.convolve_gated
-        patch.setattr(gated, "convolve_gated", lambda *args: calls.append(args) or run(*args))
+        run = canon_conv.convolve_gated
+        patch.setattr(canon_conv, "convolve_gated", lambda *args: calls.append(args) or run(*args))
         model.zero_grad()
         out = model(ids(), labels=ids(), **call)
         out.loss.backward()

@@ -39,7 +39,7 @@ def brute_windows(split, seq_len, isolate):
 
 
 def as_lists(batch):
-    docs = [None] * len(batch.input_ids) if batch.doc_ids is None else batch.doc_ids.tolist()
+    docs = [None] * len(batch.input_ids) if batch.documents is None else batch.documents.ids.tolist()
     return list(zip(batch.input_ids.tolist(), batch.targets.tolist(), docs, strict=True))
 
 
@@ -61,7 +61,7 @@ def test_windows_in_order(prepared, split, seq_len, isolate, dtype):
     assert batch.input_ids.dtype == batch.targets.dtype == torch.int64
     assert batch.input_ids.is_contiguous()
     assert batch.targets.is_contiguous()
-    assert not isolate or batch.doc_ids.dtype == torch.int64
+    assert not isolate or batch.documents.ids.dtype == torch.int64
 
 
 @given(

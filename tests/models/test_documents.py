@@ -17,7 +17,7 @@ from canonlm.models import modeling
 from canonlm.models.decoder import Decoder
 from canonlm.models.mixers import attention
 from canonlm.ops import fla, gated_delta_rule, packed_attention
-from canonlm.ops.varlen import documents_of
+from canonlm.ops.varlen import Documents, documents_of
 
 IDS = torch.randint(0, 61, (2, 18), generator=torch.Generator().manual_seed(5))
 DOC_IDS = torch.tensor([[0] * 7 + [1] * 11, [4] * 2 + [2] + [4] * 15])
@@ -222,13 +222,13 @@ def test_a_step_does_not_synchronize_and_computes_borders_once(small_model, call
     targets = IDS.roll(-1, 1)
 
     def step(documents):
-        loss = model.loss(IDS, targets, DOC_IDS, 36.0, documents).total
+        loss = model.loss(IDS, targets, documents, 36.0).total
         return [loss, *torch.autograd.grad(loss, list(model.module.parameters()))]
 
     given = documents_of(DOC_IDS)
     with monkeypatch.context() as on_a_cpu:
         on_a_cpu.setattr(attention, "takes", lambda *_: False)
-        expected = step(None)
+        expected = step(Documents(DOC_IDS))
         assert all(map(torch.equal, step(given), expected))
     assert not calls
     monkeypatch.setattr(fla, "takes", lambda *_: True)
@@ -252,10 +252,10 @@ def test_compiled_blocks_are_rarely_recompiled(small_model, monkeypatch):
     ]
     ids = torch.zeros(2, 64, dtype=torch.long)
     with torch.no_grad():
-        expected = [model.loss(ids, ids, docs, 1.0, documents_of(docs)).total for docs in batches]
+        expected = [model.loss(ids, ids, documents_of(docs), 1.0).total for docs in batches]
         for block in model.blocks.values():
             block.compile(backend=lambda graph, _: compiled.append(graph) or graph, fullgraph=True)
-        got = [model.loss(ids, ids, docs, 1.0, documents_of(docs)).total for docs in batches]
+        got = [model.loss(ids, ids, documents_of(docs), 1.0).total for docs in batches]
     assert len({(len(d.cu_seqlens), d.max_length) for d in map(documents_of, batches)}) == 3
     assert_close(got, expected)
     assert len(compiled) <= 2

@@ -156,3 +156,17 @@ def test_compiles_forward_and_backward_without_graph_breaks(small_model, documen
     got = {"loss": loss.detach(), **{name: value.grad for name, value in model.named_parameters()}}
     torch._dynamo.reset()
     assert_close(got, expected, atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize(("mixer", "sites"), [("attention", "ABCDEOM"), ("gdn", "AbBC")])
+def test_print_shows_canon_layers_where_they_act(small_model, mixer, sites):
+    text = str(small_model(mixers=[mixer], canon_set=sites, num_hidden_layers=1, qk_norm=mixer == "attention").model)
+    names = [line.strip(" (").partition(")")[0] for line in text.splitlines() if ": " in line]
+    if mixer == "attention":
+        inside = ["q_proj", "q_norm", "canonB_q", "k_proj", "k_norm", "canonB_k", "v_proj", "canonB_v", "o_proj"]
+        mlp = ["gate_proj", "canonD_gate", "up_proj", "canonD_up", "down_proj", "act_fn"]
+        block = ["input_layernorm", "canonA", "self_attn", *inside, "canonO", "post_attention_layernorm", "canonC"]
+        assert names == ["embed_tokens", "canonE", "layers", "0", *block, "mlp", *mlp, "canonM", "norm"]
+    else:
+        assert names.index("canonA") < names.index("mixer") < names.index("q_proj") < names.index("q_conv1d")
+        assert names.index("q_conv1d") + 1 == names.index("canonB_q")

@@ -22,6 +22,7 @@ from canonlm.models.causality import check
 from canonlm.models.hf import library_model, outside_model
 from canonlm.models.initialize import generator_for
 from canonlm.models.interface import Sizes
+from canonlm.ops.varlen import Documents
 
 ROOT = Path(__file__).parents[2]
 SIZES = Sizes(num_hidden_layers=4, hidden_size=32, num_attention_heads=4, vocab_size=40, seq_len=32)
@@ -524,12 +525,12 @@ def test_flash_linear_attention(tmp_path, monkeypatch):
     assert (config.num_hidden_layers, config.vocab_size, config.max_position_embeddings) == (4, 40, 32)
     assert list(model.blocks) == [f"layers.{i}" for i in range(4)]
     check(model, isolated=True)
-    doc_ids = (torch.arange(32) >= 11).long().expand(2, -1)
-    logits = model.logits(ids, doc_ids)
+    documents = Documents((torch.arange(32) >= 11).long().expand(2, -1))
+    logits = model.logits(ids, documents)
     assert_close(logits[:, 11:], model.logits(ids[:, 11:]))
-    full = model.loss(ids, targets, doc_ids, 64.0).total
+    full = model.loss(ids, targets, documents, 64.0).total
     monkeypatch.setattr(losses, "CHUNK_BYTES", 1000)
-    assert_close(model.loss(ids, targets, doc_ids, 64.0).total, full)
+    assert_close(model.loss(ids, targets, documents, 64.0).total, full)
     with pytest.raises(ValueError, match=r'unknown model of flash-linear-attention "kdaa". Did you mean "kda"\?'):
         library_model("fla:kdaa", SIZES)
     with pytest.raises(ValueError, match=r'unknown field "fla:kda\{hidden_ration\}". Did you mean "hidden_ratio"'):

@@ -9,8 +9,8 @@ from torch._inductor.utils import run_and_get_code
 from torch.nn.functional import silu
 from torch.testing import assert_close
 
-from canonlm import CanonLMConfig, CanonLMForCausalLM
-from canonlm.canon import gated
+from canonlm import CanonLayer, CanonLMConfig, CanonLMForCausalLM
+from canonlm.ops import canon_conv
 from canonlm.ops.causal_conv import causal_conv
 from canonlm.ops.cpu_gated import STRIP
 from canonlm.ops.gated_conv_cpu import convolve_gated, usable_gated
@@ -177,9 +177,9 @@ def tiny_model(**sizes):
 def test_a_model_trains_the_same_with_and_without_it(docs, monkeypatch):
     model, ids = tiny_model(), torch.randint(50, (2, 40))
     call = {"doc_ids": (torch.arange(40) // 7).expand(2, -1)} if docs else {}
-    fused, with_it = step(model, ids, gated, "convolve_gated", **call)
-    monkeypatch.setattr(gated, "usable_gated", lambda *tensors, **how: False)
-    unfused, without = step(model, ids, gated, "convolve_gated", **call)
+    fused, with_it = step(model, ids, canon_conv, "convolve_gated", **call)
+    monkeypatch.setattr(canon_conv, "usable_gated", lambda *tensors, **how: False)
+    unfused, without = step(model, ids, canon_conv, "convolve_gated", **call)
     assert (fused, unfused) == (2, 0)
     assert_close(with_it, without, atol=1e-6, rtol=2e-5)
 
@@ -187,7 +187,7 @@ def test_a_model_trains_the_same_with_and_without_it(docs, monkeypatch):
 @pytest.mark.slow
 def test_a_compiled_model_has_it_in_one_graph():
     model, ids = tiny_model(num_hidden_layers=1), torch.randint(50, (2, 40))
-    _, eager = step(model, ids, gated, "convolve_gated")
+    _, eager = step(model, ids, canon_conv, "convolve_gated")
     forward = torch.compile(model, fullgraph=True)
     model.zero_grad()
     # A graph from the compiler's cache includes the code of its backward.
@@ -206,7 +206,8 @@ def test_unsupported_cases_use_the_unfused_form(how):
     if how == "hook":
         mlp.canonD_up.register_forward_hook(lambda *args: seen.append(args))
     elif how == "replaced":
-        mlp.canonD_gate = type("Other", (type(mlp.canonD_gate),), {})(mlp.gate_proj.out_features)
+        own = {"forward": lambda self, *args, **how: CanonLayer.forward(self, *args, **how)}
+        mlp.canonD_gate = type("Other", (CanonLayer,), own)(mlp.gate_proj.out_features)
     elif how == "bias":
         mlp.canonD_up = type(mlp.canonD_up)(mlp.up_proj.out_features, bias=True)
     elif how == "pads":
@@ -214,6 +215,6 @@ def test_unsupported_cases_use_the_unfused_form(how):
     elif how == "double":
         model.double()
     with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
-        fused, _ = step(model, torch.randint(50, (1, 9)), gated, "convolve_gated", **call)
+        fused, _ = step(model, torch.randint(50, (1, 9)), canon_conv, "convolve_gated", **call)
     assert fused == 0
     assert len(seen) == (how == "hook")

@@ -9,8 +9,8 @@ from torch._inductor.utils import run_and_get_code
 from torch.testing import assert_close
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM
-from canonlm.models import apply_canon
 from canonlm.models.positions import rotary_table, rotate
+from canonlm.ops import canon_conv
 from canonlm.ops.causal_conv import causal_conv
 from canonlm.ops.numba_conv import TOKENS
 from canonlm.ops.rotary_conv_cpu import rotary_conv, usable_rotary
@@ -138,9 +138,9 @@ def test_a_model_trains_the_same_with_and_without_it(changes, fused_sites, monke
     """To the bit, in packed documents."""
     model, ids = model_with(**changes), torch.randint(50, (2, 40))
     doc_ids = (torch.arange(40) // 7).expand(2, -1)
-    count, with_it = step(model, ids, apply_canon, "rotary_conv", doc_ids=doc_ids)
-    monkeypatch.setattr(apply_canon, "usable_rotary", lambda *tensors: False)
-    none, without = step(model, ids, apply_canon, "rotary_conv", doc_ids=doc_ids)
+    count, with_it = step(model, ids, canon_conv, "rotary_conv", doc_ids=doc_ids)
+    monkeypatch.setattr(canon_conv, "usable_rotary", lambda *tensors: False)
+    none, without = step(model, ids, canon_conv, "rotary_conv", doc_ids=doc_ids)
     assert (count, none) == (fused_sites, 0)
     assert_close(with_it, without, atol=0, rtol=0)
 
@@ -148,7 +148,7 @@ def test_a_model_trains_the_same_with_and_without_it(changes, fused_sites, monke
 @pytest.mark.slow
 def test_a_compiled_model_has_it_in_one_graph():
     model, ids = model_with(num_hidden_layers=1), torch.randint(50, (2, 40))
-    _, eager = step(model, ids, apply_canon, "rotary_conv")
+    _, eager = step(model, ids, canon_conv, "rotary_conv")
     forward = torch.compile(model, fullgraph=True)
     model.zero_grad()
     loss, codes = run_and_get_code(lambda: forward(input_ids=ids, labels=ids, use_cache=False).loss)

@@ -23,6 +23,7 @@ from canonlm.core.distributed import World
 from canonlm.models.build import build
 from canonlm.models.decoder import Decoder
 from canonlm.models.interface import Sizes
+from canonlm.ops.varlen import Documents
 from canonlm.train import mesh
 from canonlm.train.clipping import clip_grad_norm
 from canonlm.train.config import resolve
@@ -131,7 +132,7 @@ class Trained:
         for index, (ids, targets, documents) in enumerate(parts):
             last_micro_batch(self.model, index == len(parts) - 1)
             with torch.autocast("cpu", torch.bfloat16, enabled=self.config.train.precision == "bf16"):
-                total = self.spread.loss(ids, targets, documents, items).total
+                total = self.spread.loss(ids, targets, Documents(documents), items).total
             total.backward()
             loss += float(total.detach())
         return world.sum([loss])[0] / world.dp_size

@@ -5,7 +5,7 @@ import torch
 from host_waits import Calls, Waits
 
 from canonlm.data.windows import Batch
-from canonlm.ops.varlen import documents_of
+from canonlm.ops.varlen import Documents, documents_of
 from canonlm.train import loop
 from canonlm.train.loop import train
 from canonlm.train.micro_batches import prepare
@@ -98,18 +98,20 @@ def test_a_gpu_reads_from_pinned_memory(monkeypatch):
 
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
     ids = torch.arange(24).view(6, 4)
-    batch = Batch(ids, ids.masked_fill(ids % 5 == 0, -100), ids // 3)
+    batch = Batch(ids, ids.masked_fill(ids % 5 == 0, -100), Documents(ids // 3))
     for device, places in (("cpu", 0), ("cuda", 12)):
         pinned.clear()
         portion = prepare(batch, 2, torch.device(device))
         assert portion.num_targets == 19
         assert len(pinned) == places
-        parts = [getattr(part, name) for part in portion.micro_batches for name in ("input_ids", "targets", "doc_ids")]
+        parts = [
+            tensor for part in portion.micro_batches for tensor in (part.input_ids, part.targets, part.documents.ids)
+        ]
         memory = {tensor.untyped_storage().data_ptr() for tensor in pinned}
         assert len(parts) == 9
         assert {part.untyped_storage().data_ptr() in memory for part in parts} == {device == "cuda"}
         assert torch.equal(torch.cat([part.input_ids for part in portion.micro_batches]), ids)
-        borders = [part.documents and part.documents.cu_seqlens for part in portion.micro_batches]
+        borders = [part.documents.cu_seqlens for part in portion.micro_batches]
         if device == "cpu":
             assert borders == [None] * 3
             continue

@@ -36,9 +36,9 @@ class Counting:
     def __init__(self, model):
         self.model, self.shapes = wrap(model), []
 
-    def loss(self, input_ids, targets, doc_ids, num_targets):
+    def loss(self, input_ids, targets, documents, num_targets):
         self.shapes.append(tuple(input_ids.shape))
-        return self.model.loss(input_ids, targets, doc_ids, num_targets)
+        return self.model.loss(input_ids, targets, documents, num_targets)
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ class Says:
     def __init__(self, vocab_size, says):
         self.vocab_size, self.says = vocab_size, says
 
-    def logits(self, input_ids, doc_ids=None):
+    def logits(self, input_ids, documents=None):
         return 100.0 * nn.functional.one_hot(self.says(input_ids), self.vocab_size)
 
 
@@ -120,7 +120,7 @@ def test_the_loss_is_the_mean_over_labels_and_batches_do_not_matter():
         stream = WindowStream(task, "test", 0, seq_len, "answer", isolate)
         rows = [WindowEval(stream, 10, size).run(wrap(model), torch.device("cpu")) for size in (10, 3)]
         batch = stream.rows(0, 10)
-        full = model(batch.input_ids, shift_labels=batch.targets, doc_ids=batch.doc_ids)
+        full = model(batch.input_ids, shift_labels=batch.targets, doc_ids=batch.documents)
         assert rows[0]["loss"] == pytest.approx(full.loss.item(), rel=1e-5)
         assert rows[1]["loss"] == pytest.approx(rows[0]["loss"], rel=1e-5)
         assert rows[0]["slices"] == rows[1]["slices"]
@@ -139,7 +139,7 @@ def test_verdicts_equal_those_of_greedy_generation():
     train = WindowStream(task, "train", 0, task.max_len, "answer", True)
     for step in range(60):
         batch = train.rows(step * 16, 16)
-        model(batch.input_ids, shift_labels=batch.targets, doc_ids=batch.doc_ids).loss.backward()
+        model(batch.input_ids, shift_labels=batch.targets, doc_ids=batch.documents).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
     model.eval()

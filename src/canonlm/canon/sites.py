@@ -65,6 +65,13 @@ SITES = {
 }
 """Every site by its letter, in the order of computation (docs/add-a-site.md)."""
 
+[SHORT_CONV] = [site.letter for site in SITES.values() if not site.forms]
+"""b, the convolutions that belong to recurrent mixers."""
+
+[OF_MIXER] = {site.slot for site in SITES.values() if site.part == "mixer" and site.side == "inside" and site.usual}
+[OF_MLP] = {site.slot for site in SITES.values() if site.part == "mlp" and site.side == "inside" and site.usual}
+"""B and D, on the projections of a mixer and of an MLP."""
+
 MAX_KERNEL = 64
 
 VARIANTS = {

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from canonlm.canon.layer import CanonLayer, on_this_device
 from canonlm.canon.sites import Variant
+from canonlm.ops.canon_conv import combined
 from canonlm.ops.causal_conv import causal_conv, causal_conv_per_token
 
 GATE_CHANNELS = 12
@@ -23,8 +24,9 @@ class AverageCanon(CanonLayer):
     def add_parameters(self, bias: bool, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
         self.bias = None
 
-    def taps(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        return torch.full((self.hidden_size, 1, self.kernel_size), 1 / self.kernel_size, device=device, dtype=dtype)
+    def taps(self, x: Tensor) -> Tensor:
+        shape = self.hidden_size, 1, self.kernel_size
+        return torch.full(shape, 1 / self.kernel_size, device=x.device, dtype=_at_least_float32(x))
 
 
 class KeyOffset(AverageCanon):
@@ -38,16 +40,18 @@ class KeyOffset(AverageCanon):
         super().__init__(hidden_size, 2, residual=False)
         self.head_dim = head_dim
 
-    def taps(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        channel = torch.arange(self.hidden_size, device=device)
+    def taps(self, x: Tensor) -> Tensor:
+        channel = torch.arange(self.hidden_size, device=x.device)
         # Times 4, as D / 4 may not be an integer.
         is_old = 4 * (channel % self.head_dim % max(1, self.head_dim // 2)) >= self.head_dim
-        return torch.stack([is_old, ~is_old], dim=-1)[:, None].to(dtype)
+        return torch.stack([is_old, ~is_old], dim=-1)[:, None].to(_at_least_float32(x))
 
 
 class Smear(CanonLayer):
     """`:smear`: y_t = x_t + s * sigmoid(w · x_t[:12]) * x_{t-1}; s and w are learned and start at zero, so that the
     layer starts as the identity (nanochat, modded-nanogpt: once, after the embedding)."""
+
+    is_plain = False
 
     def __init__(
         self, hidden_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -61,7 +65,7 @@ class Smear(CanonLayer):
     def convolve(
         self, x_BTC: Tensor, doc_ids_BT: Tensor | None, state_BCK: Tensor | None, mixer_input: Tensor | None
     ) -> Tensor:
-        compute = torch.promote_types(torch.promote_types(x_BTC.dtype, self.gate.dtype), torch.float32)
+        compute = torch.promote_types(_at_least_float32(x_BTC), self.gate.dtype)
         before = torch.tensor([1.0, 0.0], device=x_BTC.device, dtype=compute).expand(self.hidden_size, 1, 2)
         past_BTC = causal_conv(x_BTC.to(compute), before, doc_ids_BT=doc_ids_BT, state_BCK=state_BCK)
         weight, strength = (on_this_device(part).to(compute) for part in (self.gate, self.strength))
@@ -76,6 +80,8 @@ class DynamicCanon(CanonLayer):
     `weight` starts at zero, `taps_weight` (W, `[heads * K, width]`, a head's taps in the order of `weight`'s) normally
     distributed with standard deviation 0.02, or at zero. `scaled`: divided by sqrt(2 K + 1).
     """
+
+    is_plain = False
 
     def __init__(
         self,
@@ -106,11 +112,12 @@ class DynamicCanon(CanonLayer):
         self, x_BTC: Tensor, doc_ids_BT: Tensor | None, state_BCK: Tensor | None, mixer_input: Tensor | None
     ) -> Tensor:
         assert mixer_input is not None
-        compute = torch.promote_types(torch.promote_types(x_BTC.dtype, self.weight.dtype), torch.float32)
+        compute = torch.promote_types(_at_least_float32(x_BTC), self.weight.dtype)
         made = nn.functional.linear(mixer_input, self.taps_weight.to(mixer_input.dtype))
         made = (made.to_local() if isinstance(made, DTensor) else made).to(compute)
         own_BTHK = made.unflatten(-1, (-1, self.kernel_size)) * (self.scale if self.scaled else 1.0)
-        shared = self.combined(self.taps(x_BTC.device, compute))
+        conv = self.conv(x_BTC)
+        shared = combined(conv.taps.to(compute), conv)
         y_BTC = causal_conv(x_BTC.to(compute), shared, doc_ids_BT=doc_ids_BT, state_BCK=state_BCK)
         own = causal_conv_per_token(x_BTC.to(compute), own_BTHK, doc_ids_BT=doc_ids_BT, state_BCK=state_BCK)
         return (y_BTC + own).to(x_BTC.dtype)
@@ -118,6 +125,10 @@ class DynamicCanon(CanonLayer):
     @property
     def scale(self) -> float:
         return (2 * self.kernel_size + 1) ** -0.5
+
+
+def _at_least_float32(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 def make_canon(

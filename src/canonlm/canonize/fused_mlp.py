@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from canonlm.canon.gated import gated_on_cpu
+from canonlm.canon.apply import canon_gated
 from canonlm.canonize import canon_cache
 from canonlm.canonize.derived import Derived, derived, plain_class
 from canonlm.canonize.hooks import OutputHook, Site, part_at, run, running
-from canonlm.ops.causal_conv import conv_state
+from canonlm.ops.canon_conv import State
 
 PROJECTIONS = ("gate_proj", "up_proj")
 FORWARDS = (
@@ -93,17 +93,16 @@ class GatedSite:
         """act(canon(gate)) * canon(up)"""
         call = running(self.block)
         canons = [getattr(self.block, name) for name in self.names]
-        if call is not None and (layout := call.layout) is not None and gate.ndim == 3:
+        layout = None if call is None else call.layout
+        if call is not None and layout is not None and gate.shape[:-1] == (layout.batch, layout.time):
             cache = call.cache
             keys = [call.key_of(name, canon) for name, canon in zip(self.names, canons, strict=True)]
-            has_past = cache is not None and canon_cache.read(cache, keys[0], 1) is not None
-            mask = {"attention_mask": layout.real, "doc_ids": layout.doc_ids}
-            y = None if has_past else gated_on_cpu(canons, gate, up, act, **mask, exact=True)
-            if y is not None:
-                if cache is not None:
-                    for key, canon, x in zip(keys, canons, (gate, up), strict=True):
-                        state = conv_state(x, canon.kernel_size, doc_ids_BT=layout.doc_ids)
-                        canon_cache.write(cache, key, state, x, None)
+            if cache is None or canon_cache.read(cache, keys[0], 1) is None:
+                state = State(None, cache is not None)
+                y, after = canon_gated(canons, act, gate, up, layout.tokens, state, exact=True)
+                if cache is not None and after is not None:
+                    for key, x, own in zip(keys, (gate, up), after.split(gate.shape[-1], dim=1), strict=True):
+                        canon_cache.write(cache, key, own, x, layout.tokens.attention_mask)
                 return y
         gate, up = (run(self.block, name, x) for name, x in zip(self.names, (gate, up), strict=True))
         return act(gate) * up

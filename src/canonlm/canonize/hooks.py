@@ -17,7 +17,7 @@ from transformers import Cache
 from canonlm.canonize import canon_cache
 from canonlm.canonize.derived import Derived, derived, plain_class
 from canonlm.canonize.fused_projections import Channels
-from canonlm.canonize.token_layout import Layout, layout_of
+from canonlm.canonize.token_layout import HostLayout, layout_of
 from canonlm.core.errors import InvalidSetting, expected
 
 _THREAD = threading.local()
@@ -30,7 +30,7 @@ class Call:
     """A running forward: of a decoder (owner: its `Hosted`), or of a block (owner: the block), with its cache and the
     beginning of its keys in it. From `begin` to `end`, it is the innermost call of its thread."""
 
-    def __init__(self, owner: Any, layout: Layout | None = None, cache: Cache | None = None, key: str = "") -> None:
+    def __init__(self, owner: Any, layout: HostLayout | None = None, cache: Cache | None = None, key: str = "") -> None:
         self.owner, self.layout, self.cache, self.key = owner, layout, cache, key
         self.outer: Call | None = None
 
@@ -78,7 +78,7 @@ class Hosted:
         if not torch.compiler.is_compiling():
             canon_cache.settle(next((value for value in (*args, *kwargs.values()) if isinstance(value, Cache)), None))
 
-    def layout_for(self, x: Any) -> Layout:
+    def layout_for(self, x: Any) -> HostLayout:
         """The layout of the running forward. A block that is recomputed after it, from outside, is recognised by the
         memory of its input `x`, which stays the same if `x` is detached."""
         call = running(self)
@@ -88,21 +88,21 @@ class Hosted:
             return call.layout
         what = "a call of the whole model, which reads padding and documents, not of a block alone"
         if torch._C._current_graph_task_id() != -1:  # in a backward pass
-            if isinstance(layout := _layouts(x).get(_place(x)), Layout):
+            if isinstance(layout := _layouts(x).get(_place(x)), HostLayout):
                 return layout
             what = "to recompute a block from the tensor that it read, which one forward only has used"
         raise expected("forward", what, type(self.decoder).__name__)
 
 
-def _remember(x: Tensor, layout: Layout) -> None:
+def _remember(x: Tensor, layout: HostLayout) -> None:
     """Note the layout of a block's input with its memory, which is freed with it."""
     layouts, place = _layouts(x), _place(x)
     seen = layouts.get(place, layout)
     layouts[place] = layout if seen is layout or (seen is not None and seen.equals(layout)) else None
 
 
-def _layouts(x: Any) -> dict[Any, Layout | None]:
-    """Layouts by place in the memory of `x`; None: of several forwards."""
+def _layouts(x: Any) -> dict[Any, HostLayout | None]:
+    """HostLayouts by place in the memory of `x`; None: of several forwards."""
     try:
         return x.untyped_storage().__dict__.setdefault("canon_layouts", {})
     except (AttributeError, RuntimeError, NotImplementedError):  # a kind of tensor without memory of its own
@@ -125,7 +125,7 @@ class CanonBlock(Derived):
         kwargs["canon_layout"] = self.canon_host.layout_for(args[0] if args else kwargs.get("hidden_states"))
         return super().__call__(*args, **kwargs)  # type: ignore[misc]
 
-    def forward(self, *args: Any, canon_layout: Layout | None = None, **kwargs: Any) -> Any:
+    def forward(self, *args: Any, canon_layout: HostLayout | None = None, **kwargs: Any) -> Any:
         layout, key = canon_layout, ""
         cache = next((value for value in (*kwargs.values(), *args) if isinstance(value, Cache)), None)
         if cache is not None and layout is not None:
@@ -161,7 +161,7 @@ def run(block: nn.Module, name: str, x: Tensor, mixer_input: Tensor | None = Non
         what = f"the input [{layout.batch}, {layout.time}, channels] of {name}"
         raise InvalidSetting("forward", f"forward: expected {what}, got {list(shape)}")
     canon = getattr(block, name)  # by name: training adapters may have replaced the module
-    options: dict[str, Any] = {"attention_mask": layout.real, "doc_ids": layout.doc_ids, "gaps": layout.gaps}
+    options: dict[str, Any] = {"layout": layout.tokens}
     if mixer_input is not None:
         options["mixer_input"] = mixer_input
     if (cache := call.cache) is None:
@@ -172,7 +172,7 @@ def run(block: nn.Module, name: str, x: Tensor, mixer_input: Tensor | None = Non
         if past is not None and past.device != x.device:
             past = past.to(x.device)
         y, state = canon(x, state=past, return_state=True, **options)
-        canon_cache.write(cache, key, state, x, layout.real)
+        canon_cache.write(cache, key, state, x, layout.tokens.attention_mask)
     return y if y.shape == shape else y.reshape(shape)
 
 

@@ -12,38 +12,37 @@ from transformers import Cache, PreTrainedModel
 
 from canonlm.canonize import canon_cache
 from canonlm.core.errors import expected
-from canonlm.ops.varlen import has_gaps, read_mask
+from canonlm.ops.varlen import Layout, as_documents, has_gaps, read_mask
 
 CACHE_NAMES = ("past_key_values", "cache_params", "past_key_value", "layer_past")
 
 
-class Layout:
-    """The new tokens: batch, time; real, `[B, T]`, False at padding, or None: no padding; doc_ids, `[B, T]`, or None:
-    one document a row; gaps: whether padding may stand between real tokens. visits: how often each block has run, as
-    some hosts repeat theirs."""
+class HostLayout:
+    """The new tokens: batch, time, and what Canon layers read about them. visits: how often each block has run, as some
+    hosts repeat theirs."""
 
-    def __init__(
-        self, batch: int, time: int, real: Tensor | None = None, doc_ids: Tensor | None = None, gaps: bool = False
-    ) -> None:
-        self.batch, self.time, self.real, self.doc_ids, self.gaps = batch, time, real, doc_ids, gaps
+    def __init__(self, batch: int, time: int, tokens: Layout) -> None:
+        self.batch, self.time, self.tokens = batch, time, tokens
         self.visits: dict[int, int] = {}
 
-    def to(self, device: Any, non_blocking: bool = False) -> "Layout":
+    def to(self, device: Any, non_blocking: bool = False) -> "HostLayout":
         """As `Tensor.to`, so that code that moves a block's arguments to its device also moves these."""
-        if not any(t is not None and t.device != torch.device(device) for t in (self.real, self.doc_ids)):
+        real, documents = self.tokens.attention_mask, self.tokens.documents
+        if all(t is None or t.device == torch.device(device) for t in (real, self.tokens.doc_ids)):
             return self
-        pair = self.real, self.doc_ids
-        real, doc_ids = (None if t is None else t.to(device, non_blocking=non_blocking) for t in pair)
-        moved = Layout(self.batch, self.time, real, doc_ids, self.gaps)
+        real = None if real is None else real.to(device, non_blocking=non_blocking)
+        documents = documents and documents.each(lambda t: t.to(device, non_blocking=non_blocking))
+        moved = HostLayout(self.batch, self.time, Layout(real, documents, self.tokens.gaps))
         moved.visits = self.visits
         return moved
 
-    def equals(self, other: "Layout") -> bool:
-        pairs = ((self.real, other.real), (self.doc_ids, other.doc_ids))
+    def equals(self, other: "HostLayout") -> bool:
+        mine, others = self.tokens, other.tokens
+        pairs = ((mine.attention_mask, others.attention_mask), (mine.doc_ids, others.doc_ids))
         return all(a is b or (a is not None and b is not None and torch.equal(a, b)) for a, b in pairs)
 
 
-def layout_of(model: PreTrainedModel, arguments: Mapping[str, Any]) -> Layout | None:
+def layout_of(model: PreTrainedModel, arguments: Mapping[str, Any]) -> HostLayout | None:
     """The layout of the tokens of a call; None if there are none. arguments: of the module that takes `input_ids`, by
     name.
 
@@ -74,10 +73,9 @@ def layout_of(model: PreTrainedModel, arguments: Mapping[str, Any]) -> Layout | 
     if doc_ids is None:
         doc_ids = _documents(model, arguments, cache, batch, time)
     real = _none_if(real, torch.all)
-    if real is None:
-        return Layout(batch, time, None, doc_ids)
     filled = cache is not None and not torch.compiler.is_compiling() and _is_filled(cache, past)
-    return Layout(batch, time, real, doc_ids, has_gaps(real, filled))
+    gaps = real is not None and has_gaps(real, filled)
+    return HostLayout(batch, time, Layout(real, as_documents(doc_ids), gaps))
 
 
 def _none_if(values: Tensor | None, test: Any) -> Tensor | None:

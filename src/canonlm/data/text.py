@@ -19,13 +19,14 @@ import torch
 from canonlm.data.permutation import key_of, permuted
 from canonlm.data.shards import Dataset, Tokens
 from canonlm.data.windows import Batch
+from canonlm.ops.varlen import Documents
 from canonlm.tasks.packing import IGNORE
 
 
 class TextWindows:
     """All windows of one split in order, as validation reads them. ValueError: the split has no window.
 
-    `isolate_documents`: the batches have `doc_ids`, and the first token of a document is not a target.
+    `isolate_documents`: the batches have `documents`, and the first token of a document is not a target.
     """
 
     def __init__(self, dataset: Dataset, split: str, seq_len: int, isolate_documents: bool) -> None:
@@ -151,4 +152,4 @@ def _batch(spans: list[tuple[Tokens, int]], length: int, isolate: bool) -> Batch
                 doc_ids[begins[begins < length]] = 1
         np.cumsum(block[2], axis=1, out=block[2])
     input_ids, targets, *doc_ids = torch.from_numpy(block)
-    return Batch(input_ids, targets, doc_ids[0] if isolate else None)
+    return Batch(input_ids, targets, Documents(doc_ids[0]) if isolate else None)

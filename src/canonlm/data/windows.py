@@ -3,13 +3,13 @@
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from canonlm.ops.varlen import Documents, documents_of
+from canonlm.ops.varlen import Documents
 from canonlm.tasks import Task
 
 AHEAD = 2  # batches that each worker keeps ready
@@ -18,11 +18,10 @@ AHEAD = 2  # batches that each worker keeps ready
 @dataclass(frozen=True)
 class Batch:
     """`[batch, seq_len]` int64 tensors. `targets[b, t]` is the token after `input_ids[b, t]`, or -100 outside the loss;
-    `doc_ids` is None if the documents of a window may see each other. `documents`: see `with_documents`."""
+    `documents` is None if the documents of a window may see each other."""
 
     input_ids: Tensor
     targets: Tensor
-    doc_ids: Tensor | None
     documents: Documents | None = None
 
     def to(self, device: torch.device) -> "Batch":
@@ -32,22 +31,19 @@ class Batch:
         """A copy in pinned memory, from which copies to a GPU are asynchronous."""
         return self._each(Tensor.pin_memory)
 
-    def with_documents(self) -> "Batch":
-        """With the document boundaries of `doc_ids`, for GPU kernels. Computed on the CPU: the GPU need not wait."""
-        return self if self.doc_ids is None else replace(self, documents=documents_of(self.doc_ids))
+    def counted(self) -> "Batch":
+        """With the borders of its documents, for GPU kernels. Counted on the CPU: the GPU need not wait."""
+        return Batch(self.input_ids, self.targets, self.documents and self.documents.counted())
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        doc_ids = None if self.doc_ids is None else change(self.doc_ids)
-        documents = self.documents and self.documents._replace(cu_seqlens=change(self.documents.cu_seqlens))
-        return Batch(change(self.input_ids), change(self.targets), doc_ids, documents)
+        documents = self.documents and self.documents.each(change)
+        return Batch(change(self.input_ids), change(self.targets), documents)
 
     def split(self, size: int) -> "list[Batch]":
         """Parts of `size` rows."""
-        parts = range(0, len(self.input_ids), size)
-        cut = [slice(start, start + size) for start in parts]
-        return [
-            Batch(self.input_ids[s], self.targets[s], None if self.doc_ids is None else self.doc_ids[s]) for s in cut
-        ]
+        ids = None if self.documents is None else self.documents.ids
+        cut = [slice(start, start + size) for start in range(0, len(self.input_ids), size)]
+        return [Batch(self.input_ids[s], self.targets[s], None if ids is None else Documents(ids[s])) for s in cut]
 
 
 class Stream(Protocol):
@@ -73,12 +69,13 @@ class WindowStream:
         """Windows first … first + count - 1."""
         windows = self.task.windows(self.split, self.seed, first, count, seq_len=self.seq_len, loss_on=self.loss_on)
         targets = torch.nn.functional.pad(torch.from_numpy(windows.labels).long()[:, 1:], (0, 1), value=-100)
-        doc_ids = None
+        documents = None
         if self.isolate_documents:
             doc_ids = torch.from_numpy(windows.doc_ids).long()
             # The first token of an isolated document cannot be predicted: it is not a target.
             targets[:, :-1][doc_ids[:, 1:] != doc_ids[:, :-1]] = -100
-        return Batch(torch.from_numpy(windows.input_ids).long(), targets, doc_ids)
+            documents = Documents(doc_ids)
+        return Batch(torch.from_numpy(windows.input_ids).long(), targets, documents)
 
 
 def batches(

@@ -1,22 +1,18 @@
-"""The Canon layers of one place in a layer of the decoder, with their state in the cache, in one kernel if possible.
+"""The Canon layers of one place in a layer of the decoder, with their state in the cache."""
 
-Kernels read weights without calling the modules, so they are only used for `untouched` ones.
-"""
-
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from transformers import Cache
 
-from canonlm.canon.gated import ACTS, gated_on_cpu
-from canonlm.canon.layer import CanonLayer, on_this_device, one_launch, plain_taps, untouched
+from canonlm.canon.apply import canon_all, canon_gated, canon_normed, canon_rotary
 from canonlm.models.cache import Layout, read_conv_state
 from canonlm.models.norm import RMSNorm
-from canonlm.ops.kernels.api import CANON, GATED, NORMED, Forms, fits_normed, runs_on
-from canonlm.ops.kernels.dispatch import usable
-from canonlm.ops.rotary_conv_cpu import rotary_conv, usable_rotary
+from canonlm.ops.canon_conv import NONE, State, masked
+
+Result = TypeVar("Result")
 
 
 class Slot(NamedTuple):
@@ -33,121 +29,65 @@ def run_site(
 ) -> list[Tensor]:
     """Apply the Canon layers of one place (one for A and C; q, k, v for B; gate, up for D) to `[B, T, C_i]` inputs.
 
-    An input without a layer (None) does not change. With a cache, the state before is read and updated; the layers
-    share one state, which is as long as the largest of their kernels. `mixer_input`: see `CanonLayer.forward`.
+    An input without a layer (None) does not change. With a cache, the state before is read and updated.
+    `mixer_input`: see `CanonLayer.forward`.
     """
-    layout, cache, layer_idx, state_idx = slot
-    outputs = list(inputs)
-    present: list[tuple[int, Any, Tensor]] = [
-        (index, canon, inputs[index]) for index, canon in enumerate(canons) if canon is not None
-    ]
-    layers, xs = [canon for _, canon, _ in present], [x for _, _, x in present]
-    if (how := one_launch(layers, xs)) is not None and all(map(untouched, layers)):
-        ys = _run_kernel(CANON, (xs,), how, slot)
-        if ys is not None:
-            for (index, _, _), y in zip(present, ys, strict=True):
-                outputs[index] = y
-            return outputs
-    call: dict[str, Any] = {"attention_mask": layout.attention_mask, "doc_ids": layout.doc_ids}
-    call |= {"mixer_input": mixer_input, "gaps": layout.gaps}
-    if cache is None:
-        for index, canon, x in present:
-            outputs[index] = canon(x, **call)
-        return outputs
-    kernel = max(canon.kernel_size for canon in layers)
-    layer: Any = cache.layers[layer_idx]
-    past = read_conv_state(layer, state_idx, kernel, layout)
-    pasts = [None] * len(present) if past is None else past.split([x.shape[-1] for x in xs], dim=1)
-    states = []
-    for (index, canon, x), state in zip(present, pasts, strict=True):
-        own = None if state is None else state[..., -canon.kernel_size :]
-        outputs[index], state = canon(x, state=own, return_state=True, **call)
-        states.append(torch.nn.functional.pad(state, (kernel - canon.kernel_size, 0)))
-    state = torch.cat(states, dim=1)
-    if layer.record_past:
-        # The cache may be rewound (prompt lookup): the library then needs every input, and cuts the state itself.
-        state = torch.cat(xs, dim=-1).transpose(1, 2)
-        if layout.attention_mask is not None:
-            state = state.masked_fill((layout.attention_mask == 0)[:, None], 0)
-    layer.update_conv_state(state, state_idx=state_idx, conv_kernel_size=kernel)
-    return outputs
+    present = [(canon, x) for canon, x in zip(canons, inputs, strict=True) if canon is not None]
+    layers, xs = [canon for canon, _ in present], [x for _, x in present]
+    outputs = iter(_run(slot, lambda state: canon_all(layers, xs, slot.layout, state, mixer_input), xs, layers))
+    return [x if canon is None else next(outputs) for canon, x in zip(canons, inputs, strict=True)]
 
 
 def run_rotary(
-    canons: Sequence[CanonLayer | None],
+    canons: Sequence[nn.Module | None],
     inputs: Sequence[Tensor],
     rotary: tuple[Tensor, Tensor] | None,
     head_dim: int,
     rotated: Sequence[int],
     slot: Slot,
 ) -> list[Tensor] | None:
-    """Canon-B and the rotary embedding of its outputs in one kernel, `[B, T, heads, head_dim]` each; None if the kernel
-    cannot be used. rotated: the number of heads to rotate in each input."""
-    if rotary is None or slot.cache is not None or slot.layout.attention_mask is not None or runs_on(*inputs):
+    """The Canon layers and the rotary embedding of their outputs in one step, `[B, T, heads, head_dim]` each; None if
+    there is none for both. rotated: the number of heads to rotate in each input."""
+    layers = [canon for canon in canons if canon is not None]
+    if rotary is None or slot.cache is not None or len(layers) < len(inputs):
         return None
-    taps = plain_taps(canons, inputs)
-    if taps is None or not all(usable_rotary(x, each, *rotary) for x, each in zip(inputs, taps, strict=True)):
-        return None
-    return [
-        rotary_conv(x, each, slot.layout.doc_ids, *rotary, x.shape[-1] // head_dim, heads)
-        for x, each, heads in zip(inputs, taps, rotated, strict=True)
-    ]
+    sizes = [(x.shape[-1] // head_dim, count) for x, count in zip(inputs, rotated, strict=True)]
+    return canon_rotary(layers, inputs, slot.layout, rotary, sizes)
 
 
-def run_gated(canons: Sequence[nn.Module], gate: Tensor, up: Tensor, act: nn.Module, slot: Slot) -> Tensor | None:
-    """act(canon(gate)) * canon(up) in one kernel; None if the kernel cannot be used."""
-    how = one_launch(canons, (gate, up), "gated")
-    if how is None and slot.cache is None:
-        mask, doc_ids = slot.layout.attention_mask, slot.layout.doc_ids
-        return gated_on_cpu(canons, gate, up, act, attention_mask=mask, doc_ids=doc_ids)
-    if how is None or type(act) not in ACTS or not all(map(untouched, (*canons, act))):
-        return None
-    if how.pop("biases") or how["activation"] != "none":
-        return None
-    how["activation"] = ACTS[type(act)]
-    return _run_kernel(GATED, (gate, up), how, slot)
+def run_gated(canons: Sequence[nn.Module], act: nn.Module, gate: Tensor, up: Tensor, slot: Slot) -> Tensor:
+    """act(canon(gate)) * canon(up)"""
+    return _run(slot, lambda state: canon_gated(canons, act, gate, up, slot.layout, state), (gate, up), canons)
 
 
-def run_normed(
-    canon: nn.Module, norm: nn.Module, x: Tensor, branch: Tensor | None, slot: Slot
-) -> tuple[Tensor, Tensor] | None:
-    """s = x + branch (or x), and canon(norm(s)), in one kernel; None if the kernel cannot be used."""
-    how = one_launch([canon], [x], "normed")
-    if how is None or how.pop("biases") or how.pop("activation") != "none":
-        return None
-    if type(norm) is not RMSNorm or not untouched(norm) or not untouched(canon):
-        return None
-    [how["taps"]] = how["taps"]
-    if not fits_normed(x.shape[-1], how["taps"].shape[-1]):
-        return None
-    if branch is not None and torch.promote_types(x.dtype, branch.dtype) != x.dtype:
-        x, branch = x + branch, None
-    args = x, branch, on_this_device(norm.weight), norm.eps
-    return _run_kernel(NORMED, args, how, slot)
+def run_normed(canon: nn.Module, norm: RMSNorm, x: Tensor, branch: Tensor | None, slot: Slot) -> tuple[Tensor, Tensor]:
+    """s = x + branch (or x), and canon(norm(s))."""
+    if _is_recorded(slot) or type(norm) is not RMSNorm:
+        s = x if branch is None else x + branch
+        return s, run_site([canon], [norm(s)], slot)[0]
+    return _run(slot, lambda state: canon_normed(canon, norm, x, branch, slot.layout, state), (), [canon])
 
 
-def _run_kernel(forms: Forms, args: tuple[Any, ...], how: dict[str, Any], slot: Slot) -> Any:
-    """The result of a kernel on these arguments, with the state in the cache updated. None if it does not apply: with a
-    recorded past, with gradients through states, or if the layout lacks what kernels read."""
-    layout, cache, layer_idx, state_idx = slot
-    x: Tensor = args[0][0] if forms is CANON else args[0]
-    has_layout = layout.reach is not None or (layout.attention_mask is None and layout.doc_ids is None)
-    if cache is None:
-        return forms.without_state(*args, **how, reach=layout.reach) if has_layout else None
-    layer: Any = cache.layers[layer_idx]
-    if layer.record_past or torch.is_grad_enabled():
-        return None
-    kernel = how["taps"][0].shape[-1]
-    is_step = x.shape[1] == 1 and layer.has_previous_state[state_idx]
-    if is_step and usable(f"{forms.name} step", x, kernel=kernel):
-        # In place: its address does not change, and the library need not update it.
-        state = layer.conv_states[state_idx]
-        if layout.continues is not None:  # zeros, where the token begins a document
-            state.mul_(layout.continues[:, -1:, None].to(state.dtype))
-        return forms.step(*args, **how, state=state, mask=layout.attention_mask)
-    if not has_layout:
-        return None
-    past = read_conv_state(layer, state_idx, kernel, layout)
-    result, after = forms.with_state(*args, **how, state=past, reach=layout.reach, last=layout.last)
-    layer.update_conv_state(after, state_idx=state_idx, conv_kernel_size=kernel)
+def _run(
+    slot: Slot, form: Callable[[State], tuple[Result, Tensor | None]], xs: Sequence[Tensor], canons: Sequence[Any]
+) -> Result:
+    """`form(state)`, which returns (result, state after it). xs: the layers' inputs, if they may be recorded."""
+    if slot.cache is None:
+        return form(NONE)[0]
+    layer: Any = slot.cache.layers[slot.layer_idx]
+    kernel = max(canon.kernel_size for canon in canons)
+    place = layer.conv_states[slot.state_idx] if layer.has_previous_state[slot.state_idx] else None
+    before = read_conv_state(layer, slot.state_idx, kernel, slot.layout)
+    if layer.record_past:
+        result, _ = form(State(before, True))
+        after: Tensor | None = torch.cat(masked(xs, slot.layout), dim=-1).transpose(1, 2)  # the library cuts it itself
+    else:
+        result, after = form(State(before, True, place))
+    if after is not place:
+        layer.update_conv_state(after, state_idx=slot.state_idx, conv_kernel_size=kernel)
     return result
+
+
+def _is_recorded(slot: Slot) -> bool:
+    """Whether the cache keeps all inputs, as it may be rewound (prompt lookup)."""
+    return slot.cache is not None and slot.cache.is_recording_past(slot.layer_idx)

@@ -19,6 +19,7 @@ from canonlm.models.config import CanonLMConfig
 from canonlm.models.mixers import MIXERS
 from canonlm.models.mlp import build_mlp
 from canonlm.models.norm import RMSNorm
+from canonlm.models.show import shown
 
 
 class DecoderLayer(GradientCheckpointingLayer):
@@ -65,15 +66,21 @@ class DecoderLayer(GradientCheckpointingLayer):
         fill_unused_states(cache, self.layer_idx, len(self.sites), h_BTD)
         return h_BTD, router_loss
 
+    def __repr__(self) -> str:
+        def canons(part: str, side: str) -> list[str]:
+            return [f"canon{letter}" for letter in self.canons.get((part, side), [])]
+
+        parts = (("mixer", "input_layernorm", self.mixer_name), ("mlp", "post_attention_layernorm", "mlp"))
+        names = [[norm, *canons(part, "input"), name, *canons(part, "output")] for part, norm, name in parts]
+        return shown(self, [*canons("block", "input"), *names[0], *names[1], *canons("block", "output")])
+
     def _normed(
         self, part: str, norm: RMSNorm, h_BTD: Tensor, y_BTD: Tensor | None, layout: Layout, cache: Cache | None
     ) -> tuple[Tensor, Tensor]:
         """The stream with `y` added, and canon(norm(it)), which the mixer or the MLP reads."""
         if len(letters := self.canons.get((part, "input"), [])) == 1:
             slot = Slot(layout, cache, self.layer_idx, self.sites.index(SITES[letters[0]].slot))
-            both = run_normed(self.get_submodule(f"canon{letters[0]}"), norm, h_BTD, y_BTD, slot)
-            if both is not None:
-                return both
+            return run_normed(self.get_submodule(f"canon{letters[0]}"), norm, h_BTD, y_BTD, slot)
         h_BTD = h_BTD if y_BTD is None else h_BTD + y_BTD
         return h_BTD, self._canon(part, "input", norm(h_BTD), layout, cache)
 

@@ -5,7 +5,7 @@ Canon site of a layer has one such index. We define no cache class.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,28 +14,14 @@ from transformers import Cache, PreTrainedConfig
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 
 from canonlm.core.errors import expected, unsupported
-from canonlm.ops.kernels.api import last_real, reach_of, runs_on
-from canonlm.ops.varlen import Documents, has_gaps, has_padding_after, previous_real
+from canonlm.ops.canon_conv import for_kernels
+from canonlm.ops.varlen import Layout as Layout
+from canonlm.ops.varlen import has_gaps, has_padding_after, previous_real
 
 
-@dataclass(frozen=True)
-class Layout:
-    """The tokens of one forward call: computed once by the model, used by every mixer and Canon layer."""
-
-    attention_mask: Tensor | None = None  # [B, T], 1 = real token; None: all are
-    doc_ids: Tensor | None = None  # [B, T], numbers of the documents; None: one document per row
-    continues: Tensor | None = None  # [B, past], whether the first token continues that cached token; None: it does
-    reach: Tensor | None = None  # [B, T], mask and documents as the Triton kernels read them; see `with_reach`
-    last: Tensor | None = None  # [B], the position of each row's last real token, where kernels return states
-    documents: Documents | None = None  # those of doc_ids, for kernels; None if no kernel uses them
-    gaps: bool = False  # whether padding may stand between real tokens; see `CanonLayer.forward`
-    without_mask: bool = False  # whether attention separates documents by `documents`, without a mask
-
-
-def with_reach(layout: Layout, h_BTD: Tensor, cache: Cache | None) -> Layout:
-    """`layout` with what Canon layers and their kernels read about these tokens, computed once for all layers. A
-    decoding step, of one token, only needs its mask."""
-    mask, doc_ids = layout.attention_mask, layout.doc_ids
+def for_canon(layout: Layout, h_BTD: Tensor, cache: Cache | None) -> Layout:
+    """`layout` with what Canon layers read about these tokens besides, computed once for all layers."""
+    mask = layout.attention_mask
     if mask is not None:
         compiles, past = torch.compiler.is_compiling(), None if cache is None else cache.get_seq_length()
         filled, records = (
@@ -47,10 +33,7 @@ def with_reach(layout: Layout, h_BTD: Tensor, cache: Cache | None) -> Layout:
             raise unsupported("attention_mask", what, "a mask with padding after tokens")
         if has_gaps(mask != 0, filled):
             return replace(layout, gaps=True)
-    if h_BTD.shape[1] == 1 or (mask is None and doc_ids is None) or not runs_on(h_BTD):
-        return layout
-    last = None if cache is None or mask is None else last_real(mask)
-    return replace(layout, reach=reach_of(doc_ids, mask), last=last)
+    return for_kernels(layout, h_BTD)
 
 
 def document_runs(doc_ids_BT: Tensor, attention_mask_BT: Tensor | None) -> Tensor:
@@ -130,6 +113,8 @@ def read_conv_state(layer: Any, state_idx: int, kernel: int, layout: Layout) -> 
     state = layer.conv_states[state_idx]
     if state is None:
         return None
+    if layout.continues is None and state.shape[-1] == kernel and not torch.is_grad_enabled():
+        return state
     state = state[..., -kernel:]  # longer while the past is recorded
     state = torch.nn.functional.pad(state, (kernel - state.shape[-1], 0))
     if layout.continues is None:

@@ -24,6 +24,7 @@ from canonlm.core.borrowed import keeping_modes
 from canonlm.core.errors import InvalidSetting
 from canonlm.models.hf_small_configs import refusal
 from canonlm.models.interface import LanguageModel
+from canonlm.ops.varlen import as_documents
 
 LENGTH = 24
 
@@ -117,9 +118,9 @@ def _draws(model: LanguageModel, ids: Tensor) -> bool:
     return _first_change(_logits(model, ids), _logits(model, ids, seed=1)) is not None
 
 
-def _logits(model: LanguageModel, *inputs: Tensor, seed: int = 0) -> Tensor:
+def _logits(model: LanguageModel, ids: Tensor, doc_ids: Tensor | None = None, *, seed: int = 0) -> Tensor:
     seed_all(seed)
-    return model.logits(*inputs)
+    return model.logits(ids, as_documents(doc_ids))
 
 
 def _tokens(model: LanguageModel, rows: int) -> Tensor:

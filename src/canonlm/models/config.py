@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.activations import ACT2FN
 
-from canonlm.canon.sites import MAX_KERNEL, SITES, Variant, members, parse, slots
+from canonlm.canon.sites import MAX_KERNEL, OF_MIXER, SHORT_CONV, SITES, Variant, members, parse, slots
 from canonlm.canon.sites import write as write_sites
 from canonlm.core.errors import InvalidSetting, expected, unknown
 from canonlm.models.mixers import MIXERS
@@ -295,16 +295,16 @@ class CanonLMConfig(PreTrainedConfig):
 
     def _check_sites(self, key: str, mixer: type[Mixer], text: str) -> None:
         sites = parse_sites(text)
-        if "b" in sites and not mixer.takes_short_conv:
-            raise expected(key, f"no site b: {mixer.name} has no short convolution", text)
+        if SHORT_CONV in sites and not mixer.takes_short_conv:
+            raise expected(key, f"no site {SHORT_CONV}: {mixer.name} has no short convolution", text)
         if not all(SITES[letter].is_in(self.mlp) for letter in sites):
             *most, last = [site.letter for site in SITES.values() if not site.is_in(self.mlp)]
             which = f"sites {', '.join(most)} and {last}" if most else f"site {last}"
             why = ": neighbouring tokens go to different experts" * (self.mlp == "moe")
             raise expected(key, f'no {which} with mlp = "{self.mlp}"{why}', text)
-        inside = {sites.get(letter) for letter in members("B")}
+        inside = {sites.get(letter) for letter in members(OF_MIXER)}
         if not mixer.has_qkv and (len(inside) > 1 or any(c is not None and c.form == "dynamic" for c in inside)):
-            raise expected(key, f"B: {mixer.name} has other projections than queries, keys and values", text)
+            raise expected(key, f"{OF_MIXER}: {mixer.name} has other projections than queries, keys and values", text)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """vLLM would send a folder's configuration to its processes with the code of the class and of all that it uses,

@@ -59,24 +59,22 @@ class Decoder(LanguageModel):
         self,
         input_ids: Tensor,
         targets: Tensor,
-        doc_ids: Tensor | None,
+        documents: Documents | None,
         num_targets: float,
-        documents: Documents | None = None,
     ) -> Loss:
         output = self.module(
             input_ids,
             shift_labels=targets,
-            doc_ids=doc_ids,
+            doc_ids=documents,
             use_cache=False,
             loss_only=True,
             compiled_loss=self.compiled_loss,
             num_items_in_batch=num_targets,
-            **({} if documents is None else documents.arguments()),
         )
         return Loss(output.loss, output.z_loss)
 
-    def logits(self, input_ids: Tensor, doc_ids: Tensor | None = None) -> Tensor:
-        return self.module(input_ids, doc_ids=doc_ids, use_cache=False).logits
+    def logits(self, input_ids: Tensor, documents: Documents | None = None) -> Tensor:
+        return self.module(input_ids, doc_ids=documents, use_cache=False).logits
 
     def initialize(self, part: nn.Module, name: str) -> None:
         inside = {module for block in self.blocks.values() if block is not part for module in block.modules()}

@@ -122,16 +122,15 @@ class ForeignModel(LanguageModel):
     def blocks(self) -> dict[str, nn.Module]:
         return dict(self._blocks)
 
-    def logits(self, input_ids: Tensor, doc_ids: Tensor | None = None) -> Tensor:
-        return self._forward(input_ids, doc_ids).logits
+    def logits(self, input_ids: Tensor, documents: Documents | None = None) -> Tensor:
+        return self._forward(input_ids, documents).logits
 
     def loss(
         self,
         input_ids: Tensor,
         targets: Tensor,
-        doc_ids: Tensor | None,
+        documents: Documents | None,
         num_targets: float,
-        documents: Documents | None = None,
     ) -> Loss:
         head = self._head()
         bytes_of_logits = 4 * targets.numel() * self.module.config.get_text_config().vocab_size
@@ -141,10 +140,10 @@ class ForeignModel(LanguageModel):
                 return losses.loss_of_hidden(_PLAIN, h, head.weight, targets, compiled=self.compiled_loss)[0]
 
             with _replaced_forward(head, sums):
-                outputs = self._forward(input_ids, doc_ids)
+                outputs = self._forward(input_ids, documents)
             loss = outputs.logits
         else:
-            outputs = self._forward(input_ids, doc_ids)
+            outputs = self._forward(input_ids, documents)
             loss, _ = losses.loss_of_logits(_PLAIN, outputs.logits, targets)
         router = getattr(outputs, "aux_loss", None)
         if isinstance(router, Tensor):  # where the configuration has output_router_logits
@@ -152,13 +151,13 @@ class ForeignModel(LanguageModel):
             loss = loss + weight * router * (targets != -100).sum()
         return Loss(loss / num_targets)
 
-    def _forward(self, input_ids: Tensor, doc_ids: Tensor | None) -> Any:
+    def _forward(self, input_ids: Tensor, documents: Documents | None) -> Any:
         kwargs: dict[str, Any] = {"use_cache": False} if "use_cache" in self._accepts else {}
-        if doc_ids is not None:
+        if documents is not None:
             if "doc_ids" in self._accepts:
-                kwargs["doc_ids"] = doc_ids
+                kwargs["doc_ids"] = documents.ids
             if "position_ids" in self._accepts:
-                kwargs["position_ids"] = positions_in_documents(doc_ids, None)
+                kwargs["position_ids"] = positions_in_documents(documents.ids, None)
         return self.module(input_ids=input_ids, **kwargs)
 
     def _head(self) -> nn.Linear | None:
@@ -275,10 +274,10 @@ class ForeignModel(LanguageModel):
 class FlaModel(ForeignModel):
     """A model of flash-linear-attention: its kernels take documents as borders of one long row (`cu_seqlens`)."""
 
-    def _forward(self, input_ids: Tensor, doc_ids: Tensor | None) -> Any:
-        if doc_ids is None:
+    def _forward(self, input_ids: Tensor, documents: Documents | None) -> Any:
+        if documents is None:
             return super()._forward(input_ids, None)
-        starts = (positions_in_documents(doc_ids, None).flatten() == 0).nonzero()[:, 0]
+        starts = (positions_in_documents(documents.ids, None).flatten() == 0).nonzero()[:, 0]
         borders = nn.functional.pad(starts, (0, 1), value=input_ids.numel()).int()
         outputs = self.module(input_ids=input_ids.view(1, -1), cu_seqlens=borders, use_cache=False)
         if outputs.logits.ndim:  # else it is the loss, computed in place of the head

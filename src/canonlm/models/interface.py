@@ -67,16 +67,15 @@ class LanguageModel(ABC):
         self,
         input_ids: Tensor,
         targets: Tensor,
-        doc_ids: Tensor | None,
+        documents: Documents | None,
         num_targets: float,
-        documents: Documents | None = None,
     ) -> Loss:
         """The sum of the targets' losses divided by `num_targets`, without holding all logits if the model can. Inputs
-        are `[B, T]`; nothing crosses from one document (a run of equal `doc_ids`) to another. `documents` are those of
-        `doc_ids`, for models whose kernels take them; made on the CPU, they save waiting for a GPU."""
+        are `[B, T]`; nothing crosses from one document to another. Documents that are counted on the CPU save waiting
+        for a GPU, if the model's kernels read their borders."""
 
     @abstractmethod
-    def logits(self, input_ids: Tensor, doc_ids: Tensor | None = None) -> Tensor:
+    def logits(self, input_ids: Tensor, documents: Documents | None = None) -> Tensor:
         """`[B, T, V]`, without a cache."""
 
     def generate(self, input_ids: Tensor, **options: Any) -> Any:

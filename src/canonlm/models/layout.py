@@ -10,7 +10,7 @@ from canonlm.core.errors import expected, unsupported
 from canonlm.models.cache import Layout, document_runs, documents_from_positions, positions_in_documents
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.mixers.attention import needs_no_mask
-from canonlm.ops.varlen import Documents, doc_ids_of, documents_of, is_visible, read_mask
+from canonlm.ops.varlen import Documents, as_documents, doc_ids_of, is_visible, read_mask
 
 
 def lay_out(
@@ -19,14 +19,22 @@ def lay_out(
     attention_mask: Tensor | None,
     position_ids: Tensor | None,
     cache: Cache | None,
-    doc_ids: Tensor | None,
+    documents: Tensor | Documents | None,
     seq_idx: Tensor | None,
-    documents: Documents | None,
+    borders: tuple[Tensor, int | None] | None,
     *,
     convolves: bool,
     training: bool,
 ) -> tuple[Layout, Tensor | None, Tensor]:
-    """The layout of the new tokens, the documents of all tokens (cached ones included) or None, the positions."""
+    """The layout of the new tokens, the documents of all tokens (cached ones included) or None, the positions.
+
+    documents: of all tokens, or their ids. seq_idx, borders (`cu_seq_lens_q`, `max_length_q`): transformers' ways to
+    say the same.
+    """
+    given = as_documents(documents)
+    doc_ids = None if given is None else given.ids
+    if given is not None and given.cu_seqlens is not None:
+        borders = given.cu_seqlens, given.max_length
     batch, time = h_BTD.shape[:2]
     past: int | Tensor = 0 if cache is None else cache.get_seq_length()
     mask = attention_mask if attention_mask is not None and attention_mask.ndim == 2 else None
@@ -34,17 +42,17 @@ def lay_out(
     # A single token shows no restart, and comparing a static cache's length would break the graph. An exported graph
     # cannot compare it at all: there the length of an empty cache is 0, and that of a filled one a tensor.
     exported = torch.compiler.is_exporting() and isinstance(past, Tensor)
-    stated = doc_ids is not None or seq_idx is not None or documents is not None
+    stated = doc_ids is not None or seq_idx is not None or borders is not None
     if stated and doc_ids is None and not exported and past != 0:
-        given = "seq_idx" if documents is None else "cu_seq_lens_q"
-        raise expected(given, "doc_ids, of cached and new tokens, if tokens are cached", int(past))
+        key = "seq_idx" if borders is None else "cu_seq_lens_q"
+        raise expected(key, "doc_ids, of cached and new tokens, if tokens are cached", int(past))
     if doc_ids is not None:
         if doc_ids.shape != (batch, past + time):
             what = f"shape {(batch, int(past + time))}: one document per token, cached tokens included"
             raise expected("doc_ids", what, tuple(doc_ids.shape))
         doc_ids = document_runs(doc_ids, mask)
-    elif documents is not None:
-        doc_ids = doc_ids_of(documents.cu_seqlens, batch, time)
+    elif borders is not None:
+        doc_ids = doc_ids_of(borders[0], batch, time)
     elif seq_idx is not None:
         doc_ids = document_runs(seq_idx.expand(batch, time), mask)
     elif position_ids is not None and time > 1 and not exported and past == 0:
@@ -67,9 +75,8 @@ def lay_out(
     continues = None if doc_ids.shape[1] == time else doc_ids[:, :-time] == doc_ids[:, -time, None]
     full = attention_mask is None or (mask is not None and not torch.compiler.is_compiling() and bool(mask.all()))
     plain = full and bool(past == 0)
-    documents, without_mask = _for_kernels(config, h_BTD, doc_ids[:, -time:], documents, plain, training)
-    layout = Layout(new_mask, doc_ids[:, -time:], continues, documents=documents, without_mask=without_mask)
-    return layout, doc_ids, position_ids
+    of_new, without_mask = _for_kernels(config, h_BTD, Documents(doc_ids[:, -time:]), borders, plain, training)
+    return Layout(new_mask, of_new, continues=continues, without_mask=without_mask), doc_ids, position_ids
 
 
 def check_mask(config: CanonLMConfig, mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -108,25 +115,32 @@ def _of_prepared(mask: Tensor, past: int | Tensor, doc_ids: Tensor | None, batch
         if bool(((visible[..., int(past) : int(past) + time] != usual[:, None]) & real[:, None, :, None]).any()):
             what = "causal attention within documents: Canon layers and recurrences read the tokens before, in order"
             raise expected("attention_mask", what, "a mask [batch, heads, new tokens, tokens] that differs")
-    return Layout(real.long(), doc_ids, continues)
+    return Layout(real.long(), Documents(doc_ids), continues=continues)
 
 
 def _for_kernels(
-    config: CanonLMConfig, h_BTD: Tensor, doc_ids_BT: Tensor, documents: Documents | None, plain: bool, training: bool
-) -> tuple[Documents | None, bool]:
-    """Documents for kernels (None: no kernel of this model uses them), and whether attention works without a mask.
+    config: CanonLMConfig,
+    h_BTD: Tensor,
+    documents: Documents,
+    borders: tuple[Tensor, int | None] | None,
+    plain: bool,
+    training: bool,
+) -> tuple[Documents, bool]:
+    """The documents, with borders if a kernel of this model reads them, and whether attention works without a mask.
     `plain`: nothing is padded, and nothing is cached."""
     attends, flash = "attention" in config.mixers, "flash" in (config._attn_implementation or "")
     if attends and flash and not plain:
         what = '"sdpa", "eager" or "flex_attention" with packed documents beside padding or cached tokens'
         raise unsupported("attn_implementation", what, config._attn_implementation)
     without_mask = attends and plain and needs_no_mask(config, h_BTD, training)
-    if plain and documents is not None:
-        return documents, without_mask
+    if plain and borders is not None:
+        cu_seqlens, longest = borders
+        longest = int(cu_seqlens.diff().max()) if longest is None else longest
+        return Documents(documents.ids, cu_seqlens, longest), without_mask
     if torch.compiler.is_compiling() and not flash:
-        return None, False  # their number would not be a constant of the graph
+        return documents, False  # their number would not be a constant of the graph
     needed = without_mask or (h_BTD.is_cuda and config.is_recurrent)
-    return documents_of(doc_ids_BT) if needed else None, without_mask
+    return documents.counted() if needed else documents, without_mask
 
 
 def same_document(doc_ids: Tensor) -> Callable[..., Tensor]:

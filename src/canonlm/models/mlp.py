@@ -7,10 +7,12 @@ from torch import Tensor, nn
 from transformers import Cache
 from transformers.activations import ACT2FN
 
+from canonlm.canon.sites import OF_MLP
 from canonlm.canon.variants import make_canon
 from canonlm.models.apply_canon import Slot, run_gated, run_site
 from canonlm.models.cache import Layout
 from canonlm.models.config import CanonLMConfig
+from canonlm.models.show import by_projection
 from canonlm.ops.derivatives import by_definition
 
 
@@ -25,21 +27,22 @@ class MLP(nn.Module):
             self.add_module(f"{name}_proj", nn.Linear(hidden, width, bias=bias))
         self.down_proj = nn.Linear(width, hidden, bias=bias)
         self.act_fn = ACT2FN[config.hidden_act]
-        self.state_idx = config.sites(layer_idx).find("D")
-        if (variant := config.canons(layer_idx).get("D")) is not None:
+        self.state_idx = config.sites(layer_idx).find(OF_MLP)
+        if (variant := config.canons(layer_idx).get(OF_MLP)) is not None:
             for name in self.names:
-                self.add_module(f"canonD_{name}", make_canon(variant, width))
+                self.add_module(f"canon{OF_MLP}_{name}", make_canon(variant, width))
+
+    __repr__ = by_projection
 
     def forward(self, x_BTD: Tensor, layout: Layout, past_key_values: Cache | None = None) -> tuple[Tensor, None]:
         xs = [self.get_submodule(f"{name}_proj")(x_BTD) for name in self.names]
-        y = None
         if self.state_idx >= 0:
-            canons = [self.get_submodule(f"canonD_{name}") for name in self.names]
+            canons = [self.get_submodule(f"canon{OF_MLP}_{name}") for name in self.names]
             slot = Slot(layout, past_key_values, self.layer_idx, self.state_idx)
-            y = run_gated(canons, xs[0], xs[1], self.act_fn, slot) if len(xs) == 2 else None
-            xs = run_site(canons, xs, slot) if y is None else xs
-        if y is None:
-            y = self.act_fn(xs[0]) if len(xs) == 1 else self.act_fn(xs[0]) * xs[1]
+            if len(xs) == 2:
+                return self.down_proj(run_gated(canons, self.act_fn, xs[0], xs[1], slot)), None
+            xs = run_site(canons, xs, slot)
+        y = self.act_fn(xs[0]) if len(xs) == 1 else self.act_fn(xs[0]) * xs[1]
         return self.down_proj(y), None
 
 

@@ -29,7 +29,7 @@ from canonlm.core.errors import expected
 from canonlm.core.saved import check_loaded, check_saved
 from canonlm.models.apply_canon import Slot, run_site
 from canonlm.models.block import DecoderLayer
-from canonlm.models.cache import Layout, check_cache, count_tokens, with_reach
+from canonlm.models.cache import Layout, check_cache, count_tokens, for_canon
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.initialize import init_parameters
 from canonlm.models.layout import check_mask, lay_out, same_document
@@ -172,18 +172,18 @@ class CanonLMModel(CanonLMPreTrainedModel):
         position_ids: Tensor | None = None,
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
-        doc_ids: Tensor | None = None,
+        doc_ids: Tensor | Documents | None = None,
         use_cache: bool | None = None,
         seq_idx: Tensor | None = None,
         cu_seq_lens_q: Tensor | None = None,
         max_length_q: int | None = None,
         **kwargs,
     ) -> DecoderOutput:
-        """As every decoder of transformers, with `doc_ids`: the documents of packed rows, one integer per token; with
-        a filled cache they cover the cached tokens too, as `attention_mask` does. If nothing is cached yet, they may
-        come by the library's own conventions: `seq_idx`, as `doc_ids`; positions that restart; borders
-        (`cu_seq_lens_q`, `max_length_q`: see `ops.packed.Documents`), which kernels read. If these need borders that
-        are missing, the forward waits for the GPU. A mask of all pairs, `[B, 1, T, tokens]`, also shows padding and
+        """As every decoder of transformers, with `doc_ids`: the documents of packed rows, one integer per token, or
+        `ops.varlen.Documents`; with a filled cache they cover the cached tokens too, as `attention_mask` does. If
+        nothing is cached yet, they may come by the library's own conventions: `seq_idx`, as `doc_ids`; positions that
+        restart; borders (`cu_seq_lens_q`, `max_length_q`), which kernels read. If these need borders that are missing,
+        the forward waits for the GPU. A mask of all pairs, `[B, 1, T, tokens]`, also shows padding and
         documents. ValueError for an argument that nothing reads."""
         paged = kwargs.get("cache") is not None  # `generate_batch`, whose arguments only attention reads
         if paged:
@@ -200,12 +200,10 @@ class CanonLMModel(CanonLMPreTrainedModel):
         if past_key_values is not None:
             check_cache(past_key_values, self.config)
 
-        config, causal_mask, rotary, documents = self.config, None, None, None
+        config, causal_mask, rotary = self.config, None, None
         attention_mask = check_mask(config, attention_mask, h_BTD.dtype)
-        if cu_seq_lens_q is not None and not paged:
-            longest = int(cu_seq_lens_q.diff().max()) if max_length_q is None else max_length_q
-            documents = Documents(cu_seq_lens_q, longest)
-        layout, doc_ids, position_ids = (
+        borders = None if cu_seq_lens_q is None else (cu_seq_lens_q, max_length_q)
+        layout, all_ids, position_ids = (
             (Layout(), None, position_ids)
             if paged
             else lay_out(
@@ -216,13 +214,13 @@ class CanonLMModel(CanonLMPreTrainedModel):
                 past_key_values,
                 doc_ids,
                 seq_idx,
-                documents,
+                borders,
                 convolves=self.convolves,
                 training=self.training,
             )
         )
         if self.convolves:
-            layout = with_reach(layout, h_BTD, past_key_values)
+            layout = for_canon(layout, h_BTD, past_key_values)
         for letter in self.canons:
             slot = Slot(layout, past_key_values, 0, config.sites(0).index(letter))
             [h_BTD] = run_site([self.get_submodule(f"canon{letter}")], [h_BTD], slot)
@@ -233,12 +231,12 @@ class CanonLMModel(CanonLMPreTrainedModel):
                     inputs_embeds=h_BTD,
                     attention_mask=attention_mask,
                     past_key_values=past_key_values,
-                    and_mask_function=None if doc_ids is None else same_document(doc_ids),
+                    and_mask_function=None if all_ids is None else same_document(all_ids),
                     allow_is_causal_skip=config.alibi is None,
                 )
             if config.alibi is not None:
                 mask = cast(Tensor, causal_mask)
-                if attention_mask is None and doc_ids is None:
+                if attention_mask is None and all_ids is None:
                     mask = mask[:1]  # rows are equal: kernels need to read only one
                 causal_mask = alibi_mask(config, mask, attention_mask, past_key_values, h_BTD.dtype)
             if config.rope_dim:
@@ -293,7 +291,7 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
         position_ids: Tensor | None = None,
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
-        doc_ids: Tensor | None = None,
+        doc_ids: Tensor | Documents | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         loss_only: bool = False,

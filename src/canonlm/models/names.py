@@ -20,7 +20,7 @@ from typing import Any, ClassVar, NamedTuple, get_origin
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from canonlm.canon import sites as canon_sites
-from canonlm.canon.sites import Variant
+from canonlm.canon.sites import SHORT_CONV, Variant
 from canonlm.core.errors import expected, unknown
 from canonlm.models.config import OF_CANON, CanonLMConfig
 from canonlm.models.mixers.base import MIXERS, Architecture, Mixer
@@ -72,7 +72,7 @@ class Base(NamedTuple):
 
     def canon(self, modifiers: Mapping[str, str | None], mlp: str) -> dict[str, Variant]:
         """Its Canon sites: those of `+canon`, if it is one of the modifiers, and b with a short convolution."""
-        sites = {"b": Variant()} if self.short_conv else {}
+        sites = {SHORT_CONV: Variant()} if self.short_conv else {}
         if "canon" in modifiers:
             sites |= canon_sites.of_modifier(modifiers["canon"], recurrent=self.mixer.recurrent, mlp=mlp)
         return sites
@@ -324,7 +324,7 @@ def name_of(config: CanonLMConfig, *, trained: bool = False) -> str:
 
 def _canon_of(config: CanonLMConfig) -> str:
     """The modifier `+canon` that stands for the sites of all layers; "" if there is none."""
-    layers = [{x: v for x, v in canon_sites.parse(text).items() if x != "b"} for text in config.canon_texts]
+    layers = [{x: v for x, v in canon_sites.parse(text).items() if x != SHORT_CONV} for text in config.canon_texts]
     texts = list(dict.fromkeys(filter(None, map(canon_sites.write, layers))))
     endings = [text[text.index(":") :] if ":" in text else None for text in texts if "," not in text]
     recurrent = [MIXERS[mixer].recurrent for mixer in config.mixers]
@@ -342,7 +342,7 @@ def _complete(config: CanonLMConfig, names: Mapping[str, str]) -> str | None:
     """The name with these bases, by mixer; fields that no modifier sets are in braces. None if there is none."""
     known, canon = bases(), _canon_of(config)
     layers = [
-        (names[mixer], mixer, known[names[mixer]][1].short_conv and "b" not in config.sites(i))
+        (names[mixer], mixer, known[names[mixer]][1].short_conv and SHORT_CONV not in config.sites(i))
         for i, mixer in enumerate(config.mixers)
     ]
     pattern = _pattern(layers)

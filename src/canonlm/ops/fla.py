@@ -15,7 +15,7 @@ from torch import Tensor
 
 from canonlm.ops.compiled import cached_constant
 from canonlm.ops.derivatives import first_only
-from canonlm.ops.varlen import Documents, documents_of
+from canonlm.ops.varlen import Documents
 
 
 def takes(x_BTHD: Tensor) -> bool:
@@ -48,13 +48,12 @@ def run(
     name: str,
     inputs: dict[str, Tensor],
     state_BHKV: Tensor | None,
-    doc_ids_BT: Tensor | None,
     documents: Documents | None,
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
     """`fla.ops.{family}.{name}` on inputs `[B, T, …]`, from `state_BHKV` on. Returns (o_BTHV, the state after it).
 
-    `documents` are those of `doc_ids_BT`, made once for all layers: the package computes its grids once per tensor.
+    `documents` are counted once for all layers: the package computes its grids once per tensor.
     """
     kernel = getattr(importlib.import_module(f"fla.ops.{family}"), name)
     # exp(-100) is zero in half precision; kernels subtract sums of log-decays, and infinite ones would give NaN.
@@ -63,10 +62,11 @@ def run(
         inputs = dict(zip(inputs, _Once.apply(*inputs.values()), strict=True))
     if state_BHKV is not None:
         state_BHKV = state_BHKV.to(torch.float32)
-    if doc_ids_BT is None:
+    if documents is None:
         return kernel(**inputs, initial_state=state_BHKV, output_final_state=True, **options)
-    cu_seqlens = (documents_of(doc_ids_BT) if documents is None else documents).cu_seqlens
-    batch, time = doc_ids_BT.shape
+    cu_seqlens = documents.counted().cu_seqlens
+    assert cu_seqlens is not None
+    batch, time = documents.ids.shape
     rows = torch.arange(0, (batch + 1) * time, time, dtype=cu_seqlens.dtype, device=cu_seqlens.device)
     first_B1 = torch.searchsorted(cu_seqlens, rows)  # each row's first document, and one past the last row's last
     state_NHKV = None
@@ -80,7 +80,7 @@ def run(
         cu_seqlens=cu_seqlens,
         **options,
     )
-    return o_1SHV.unflatten(1, doc_ids_BT.shape).squeeze(0), state_NHKV[first_B1[1:] - 1]
+    return o_1SHV.unflatten(1, documents.ids.shape).squeeze(0), state_NHKV[first_B1[1:] - 1]
 
 
 class _Once(torch.autograd.Function):

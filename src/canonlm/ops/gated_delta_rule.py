@@ -18,7 +18,7 @@ from canonlm.ops.autocast import outside_autocast
 from canonlm.ops.chunks import decays, derivatives, from_chunks, pad_to_chunks, save_inputs, segments, starts, to_chunks
 from canonlm.ops.selftest import SHAPE, Inputs, Kernel, judge, log_decays, normal, states
 from canonlm.ops.steps import by_steps, run_steps
-from canonlm.ops.varlen import Documents
+from canonlm.ops.varlen import Documents, as_documents
 
 
 @outside_autocast
@@ -31,22 +31,24 @@ def gated_delta_rule(
     *,
     scale: float | None = None,
     state_BHKV: Tensor | None = None,
-    doc_ids_BT: Tensor | None = None,
     documents: Documents | None = None,
+    doc_ids_BT: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The recurrence above, in the form for where the tensors live. Returns (o_BTHV in the dtype of `v`, the state
     after the last token in at least float32).
 
-    `scale` is K^-1/2 unless given. `doc_ids_BT`: integers, one value per document, non-decreasing along a row; the
+    `scale` is K^-1/2 unless given. `documents`, or their ids alone as `doc_ids_BT`, non-decreasing along a row: the
     state is zero before the first token of each. `state_BHKV` (zero unless given) is the state before the first
-    token, of the same document. `documents`: those of `doc_ids_BT`, for kernels, which otherwise compute them.
+    token, of the same document.
     """
+    documents = documents or as_documents(doc_ids_BT)
+    doc_ids_BT = documents and documents.ids
     inputs = (q_BTHK, k_BTHK, v_BTHV, g_BTH, beta_BTH)
     if by_steps(q_BTHK):
         return gated_delta_rule_recurrent(*inputs, scale=scale, state_BHKV=state_BHKV, doc_ids_BT=doc_ids_BT)
     fits = q_BTHK.shape[-1] <= 256  # the kernel does not support more key channels
     if fits and fla.takes(v_BTHV) and _kernel_is_right(torch.is_grad_enabled()):
-        return _by_kernel(*inputs, scale, state_BHKV, doc_ids_BT, documents)
+        return _by_kernel(*inputs, scale, state_BHKV, documents)
     return gated_delta_rule_chunked(*inputs, scale=scale, state_BHKV=state_BHKV, doc_ids_BT=doc_ids_BT)
 
 
@@ -267,11 +269,11 @@ def _local(q, k, g, beta, docs, tokens: slice, chunk: int, compute: torch.dtype)
     return _Local(qk, writes, beta, decay, start, end, start[:, :, -1:], start * qk, end * writes, scores)
 
 
-def _by_kernel(q_BTHK, k_BTHK, v_BTHV, g_BTH, beta_BTH, scale, state_BHKV, doc_ids_BT, documents):
+def _by_kernel(q_BTHK, k_BTHK, v_BTHV, g_BTH, beta_BTH, scale, state_BHKV, documents):
     """fla's `chunk_gated_delta_rule`."""
     inputs = {"q": q_BTHK.to(v_BTHV.dtype), "k": k_BTHK.to(v_BTHV.dtype), "v": v_BTHV}
     inputs |= {"g": g_BTH.to(torch.float32), "beta": beta_BTH.to(torch.float32)}
-    return fla.run("gated_delta_rule", "chunk_gated_delta_rule", inputs, state_BHKV, doc_ids_BT, documents, scale=scale)
+    return fla.run("gated_delta_rule", "chunk_gated_delta_rule", inputs, state_BHKV, documents, scale=scale)
 
 
 def _trial_inputs(generator: torch.Generator, width: int) -> Inputs:
@@ -288,7 +290,7 @@ def _trial_inputs(generator: torch.Generator, width: int) -> Inputs:
 
 KERNEL = Kernel(
     "fla chunk_gated_delta_rule",
-    lambda q, k, v, g, beta, state, doc_ids: _by_kernel(q, k, v, g, beta, None, state, doc_ids, None),
+    lambda q, k, v, g, beta, state, doc_ids: _by_kernel(q, k, v, g, beta, None, state, as_documents(doc_ids)),
     lambda q, k, v, g, beta, state, doc_ids: gated_delta_rule_recurrent(
         q, k, v, g, beta, state_BHKV=state, doc_ids_BT=doc_ids
     ),

@@ -31,7 +31,7 @@ from canonlm.ops.chunks import (
 )
 from canonlm.ops.selftest import SHAPE, Inputs, Kernel, judge, log_decays, normal, states
 from canonlm.ops.steps import by_steps, run_steps
-from canonlm.ops.varlen import Documents
+from canonlm.ops.varlen import Documents, as_documents
 
 NEAR = 8
 """Block size in the chunked form: scores within a block are computed pair by pair, others by matrix products."""
@@ -46,21 +46,23 @@ def gated_linear_attention(
     *,
     scale: float | None = None,
     state_BJKV: Tensor | None = None,
-    doc_ids_BT: Tensor | None = None,
     documents: Documents | None = None,
+    doc_ids_BT: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The recurrence above, in the form for where the tensors live. Returns (o_BTHV in the dtype of `v`, the state
     after the last token in at least float32).
 
-    `scale` is K^-1/2 unless given. `doc_ids_BT`: integers, one value per document, non-decreasing along a row; the
+    `scale` is K^-1/2 unless given. `documents`, or their ids alone as `doc_ids_BT`, non-decreasing along a row: the
     state is zero before the first token of each. `state_BJKV` (zero unless given) is the state before the first
-    token, of the same document. `documents`: those of `doc_ids_BT`, for kernels, which otherwise compute them.
+    token, of the same document.
     """
+    documents = documents or as_documents(doc_ids_BT)
+    doc_ids_BT = documents and documents.ids
     inputs = (q_BTHK, k_BTJK, v_BTJV, g_BTJK)
     if by_steps(q_BTHK):
         return gated_linear_attention_recurrent(*inputs, scale=scale, state_BJKV=state_BJKV, doc_ids_BT=doc_ids_BT)
     if fla.takes(v_BTJV) and _kernel_is_right(torch.is_grad_enabled()):
-        return _by_kernel(*inputs, scale, state_BJKV, doc_ids_BT, documents)
+        return _by_kernel(*inputs, scale, state_BJKV, documents)
     return gated_linear_attention_chunked(*inputs, scale=scale, state_BJKV=state_BJKV, doc_ids_BT=doc_ids_BT)
 
 
@@ -302,12 +304,12 @@ def _diagonal_blocks(square: Tensor, size: int) -> Tensor:
     return grid.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
 
 
-def _by_kernel(q_BTHK, k_BTJK, v_BTJV, g_BTJK, scale, state_BJKV, doc_ids_BT, documents):
+def _by_kernel(q_BTHK, k_BTJK, v_BTJV, g_BTJK, scale, state_BJKV, documents):
     """fla's `chunk_gla`, which needs equal numbers of key/value and query heads: the heads of a group share a state."""
     group = q_BTHK.shape[2] // k_BTJK.shape[2]
     k_BTHK, v_BTHV, g_BTHK, state_BHKV = _for_query_heads(group, k_BTJK, v_BTJV, g_BTJK, state_BJKV)
     inputs = {"q": q_BTHK.to(v_BTHV.dtype), "k": k_BTHK.to(v_BTHV.dtype), "v": v_BTHV, "g": g_BTHK.to(torch.float32)}
-    o_BTHV, state_BHKV = fla.run("gla", "chunk_gla", inputs, state_BHKV, doc_ids_BT, documents, scale=scale)
+    o_BTHV, state_BHKV = fla.run("gla", "chunk_gla", inputs, state_BHKV, documents, scale=scale)
     return o_BTHV, state_BHKV[:, ::group]
 
 
@@ -323,7 +325,7 @@ def _trial_inputs(generator: torch.Generator, width: int) -> Inputs:
 
 KERNEL = Kernel(
     "fla chunk_gla",
-    lambda q, k, v, g, state, doc_ids: _by_kernel(q, k, v, g, None, state, doc_ids, None),
+    lambda q, k, v, g, state, doc_ids: _by_kernel(q, k, v, g, None, state, as_documents(doc_ids)),
     lambda q, k, v, g, state, doc_ids: gated_linear_attention_recurrent(
         q, k, v, g, state_BJKV=state, doc_ids_BT=doc_ids
     ),

@@ -39,7 +39,8 @@ def packed_attention(q_BTHE: Tensor, k_BTJE: Tensor, v_BTJE: Tensor, documents: 
         group = q_BTHE.shape[2] // k_BTJE.shape[2]
         k_BTJE, v_BTJE = (x.repeat_interleave(group, dim=2) for x in (k_BTJE, v_BTJE))
     q, k, v = (x.to(_dtype(x)).flatten(0, 1) for x in (q_BTHE, k_BTJE, v_BTJE))
-    limits, longest = documents
+    limits, longest = documents.cu_seqlens, documents.max_length
+    assert limits is not None
     y = varlen_attn(q, k, v, limits, limits, longest, longest, **options)
     return y.unflatten(0, q_BTHE.shape[:2])  # type: ignore[union-attr]
 

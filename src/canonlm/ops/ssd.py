@@ -27,7 +27,7 @@ from canonlm.ops.chunks import (
 )
 from canonlm.ops.selftest import SHAPE, Inputs, Kernel, judge, log_decays, normal, states
 from canonlm.ops.steps import by_steps, run_steps
-from canonlm.ops.varlen import Documents
+from canonlm.ops.varlen import Documents, as_documents
 
 
 @outside_autocast
@@ -39,21 +39,22 @@ def ssd(
     C_BTGN: Tensor,
     *,
     state_BHPN: Tensor | None = None,
-    doc_ids_BT: Tensor | None = None,
     documents: Documents | None = None,
+    doc_ids_BT: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The recurrence above, in the form for where the tensors live. Returns (y_BTHP in the dtype of `x`, the state
     after the last token in at least float32).
 
-    `doc_ids_BT`: integers, one value per document, non-decreasing along a row; the state is zero before the first
+    `documents`, or their ids alone as `doc_ids_BT`, non-decreasing along a row: the state is zero before the first
     token of each. `state_BHPN` (zero unless given) is the state before the first token, of the same document.
-    `documents`: those of `doc_ids_BT`, for kernels, which otherwise compute them.
     """
     inputs = (x_BTHP, dt_BTH, A_H, B_BTGN, C_BTGN)
+    documents = documents or as_documents(doc_ids_BT)
+    doc_ids_BT = documents and documents.ids
     if by_steps(x_BTHP):
         return ssd_recurrent(*inputs, state_BHPN=state_BHPN, doc_ids_BT=doc_ids_BT)
     if fla.takes(x_BTHP) and _kernel_is_right(torch.is_grad_enabled()):
-        return _by_kernel(*inputs, state_BHPN, doc_ids_BT, documents)
+        return _by_kernel(*inputs, state_BHPN, documents)
     return ssd_chunked(*inputs, state_BHPN=state_BHPN, doc_ids_BT=doc_ids_BT)
 
 
@@ -247,7 +248,7 @@ def _decays_within(decay_MZLR: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return between, since_MZRL.mT.contiguous()[..., None], between[..., -1, :].mT.contiguous()[..., None]
 
 
-def _by_kernel(x_BTHP, dt_BTH, A_H, B_BTGN, C_BTGN, state_BHPN, doc_ids_BT, documents):
+def _by_kernel(x_BTHP, dt_BTH, A_H, B_BTGN, C_BTGN, state_BHPN, documents):
     """fla's `chunk_simple_gla`, which needs equal numbers of groups and heads and keeps its state transposed."""
     group, dt = x_BTHP.shape[2] // B_BTGN.shape[2], dt_BTH.to(torch.float32)
     B_BTHN, C_BTHN = (x.to(x_BTHP.dtype).repeat_interleave(group, dim=2) for x in (B_BTGN, C_BTGN))
@@ -256,7 +257,6 @@ def _by_kernel(x_BTHP, dt_BTH, A_H, B_BTGN, C_BTGN, state_BHPN, doc_ids_BT, docu
         "chunk_simple_gla",
         {"q": C_BTHN, "k": B_BTHN, "v": (x_BTHP * dt[..., None]).to(x_BTHP.dtype), "g": dt * A_H.to(torch.float32)},
         None if state_BHPN is None else state_BHPN.transpose(2, 3),
-        doc_ids_BT,
         documents,
         scale=1.0,
     )
@@ -277,7 +277,7 @@ def _trial_inputs(generator: torch.Generator, width: int) -> Inputs:
 
 KERNEL = Kernel(
     "fla chunk_simple_gla",
-    lambda x, dt, A, B, C, state, doc_ids: _by_kernel(x, dt, A, B, C, state, doc_ids, None),
+    lambda x, dt, A, B, C, state, doc_ids: _by_kernel(x, dt, A, B, C, state, as_documents(doc_ids)),
     lambda x, dt, A, B, C, state, doc_ids: ssd_recurrent(x, dt, A, B, C, state_BHPN=state, doc_ids_BT=doc_ids),
     _trial_inputs,
     wide=("dt", "A"),

@@ -1,6 +1,8 @@
-"""The borders of documents in packed rows, for kernels: made once per batch, for all layers."""
+"""The documents of packed rows, and padding: made once per batch, for all layers."""
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,15 +11,31 @@ MIN_DOCUMENTS = 16
 """Number of documents for which there is always room."""
 
 
-class Documents(NamedTuple):
-    """The documents of a batch whose rows are laid end to end: document n ends before token cu_seqlens[n + 1].
+@dataclass(frozen=True)
+class Documents:
+    """The documents of packed rows, from the windows of data to the kernels.
 
-    Both fields are rounded up, so that few different values occur and a compiler handles few cases. Kernels accept
-    empty documents and a length that no document reaches.
+    ids: `[B, T]` integers; a document is a run of equal ones in a row.
+    cu_seqlens: int32 `[N + 1]`, from 0 to B T: with the rows laid end to end, document n ends before token
+        cu_seqlens[n + 1]. None: not counted (`counted`).
+    max_length: no document is longer.
+
+    Both are rounded up, so that few different values occur and a compiler handles few cases: N is a power of two, as
+    the last documents may be empty; the length is a power of two, or T.
     """
 
-    cu_seqlens: Tensor  # int32 [N + 1], from 0 to B T; N is a power of two, the last documents may be empty
-    max_length: int  # no document is longer; a power of two, or T
+    ids: Tensor
+    cu_seqlens: Tensor | None = None
+    max_length: int = 0
+
+    def counted(self) -> "Documents":
+        """With their borders, for kernels that read these. On a GPU this waits for the device: call it on the CPU."""
+        return self if self.cu_seqlens is not None else documents_of(self.ids)
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> "Documents":
+        """With every tensor changed (to another device, say)."""
+        cu_seqlens = None if self.cu_seqlens is None else change(self.cu_seqlens)
+        return Documents(change(self.ids), cu_seqlens, self.max_length)
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of transformers' models and its flash attention."""
@@ -25,8 +43,38 @@ class Documents(NamedTuple):
         return {f"{name}_{side}": value for name, value in names.items() for side in "qk"}
 
 
+@dataclass(frozen=True)
+class Layout:
+    """The tokens of one forward call: made once, and read by every mixer and Canon layer.
+
+    attention_mask: `[B, T]`, 0 at padding; None: all are real.
+    documents: of these tokens; None: one per row.
+    gaps: whether padding may stand between real tokens, cached ones included; see `CanonLayer.forward`.
+    continues: `[B, past]`, whether the first token is of that cached token's document; None: it is.
+    without_mask: whether attention separates the documents by their borders, without a mask.
+    reach, last: mask and documents as Triton kernels read them (`kernels.documents`); None: not made.
+    """
+
+    attention_mask: Tensor | None = None
+    documents: Documents | None = None
+    gaps: bool = False
+    continues: Tensor | None = None
+    without_mask: bool = False
+    reach: Tensor | None = None
+    last: Tensor | None = None
+
+    @property
+    def doc_ids(self) -> Tensor | None:
+        return None if self.documents is None else self.documents.ids
+
+
+def as_documents(doc_ids: Tensor | Documents | None) -> Documents | None:
+    """Documents, where a caller may give their ids alone."""
+    return Documents(doc_ids) if isinstance(doc_ids, Tensor) else doc_ids
+
+
 def documents_of(doc_ids_BT: Tensor) -> Documents:
-    """The runs of equal ids in each row. On a GPU this waits for the device, so call it with ids on the CPU."""
+    """The runs of equal ids in each row, counted."""
     starts_BT = torch.ones_like(doc_ids_BT, dtype=torch.bool)
     starts_BT[:, 1:] = doc_ids_BT[:, 1:] != doc_ids_BT[:, :-1]
     starts = starts_BT.flatten().nonzero().flatten()
@@ -34,11 +82,11 @@ def documents_of(doc_ids_BT: Tensor) -> Documents:
     cu_seqlens = starts.new_full((room + 1,), doc_ids_BT.numel(), dtype=torch.int32)
     cu_seqlens[: len(starts)] = starts
     longest = int(cu_seqlens.diff().max())
-    return Documents(cu_seqlens, min(_power_of_two(longest), doc_ids_BT.shape[1]))
+    return Documents(doc_ids_BT, cu_seqlens, min(_power_of_two(longest), doc_ids_BT.shape[1]))
 
 
 def doc_ids_of(cu_seqlens: Tensor, rows: int, time: int) -> Tensor:
-    """`[rows, time]`: the number of each token's document. The inverse of `documents_of`; never waits for a GPU."""
+    """`[rows, time]`: the number of each token's document, from borders; never waits for a GPU."""
     tokens = torch.arange(rows * time, dtype=cu_seqlens.dtype, device=cu_seqlens.device)
     return torch.searchsorted(cu_seqlens[1:].contiguous(), tokens, right=True).view(rows, time)
 

@@ -257,7 +257,7 @@ class _Run:
             last_micro_batch(self.module, index == len(portion.micro_batches) - 1)
             batch = part.to(world.device)
             with self._autocast():
-                loss, z_loss = self.model.loss(batch.input_ids, batch.targets, batch.doc_ids, targets, batch.documents)
+                loss, z_loss = self.model.loss(batch.input_ids, batch.targets, batch.documents, targets)
             loss.backward()
             losses.append(loss.detach())
             if z_loss is not None:

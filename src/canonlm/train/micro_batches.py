@@ -19,5 +19,5 @@ def prepare(batch: Batch, micro_batch_size: int | None, device: torch.device) ->
     num_targets = int((batch.targets != -100).sum())
     parts = batch.split(micro_batch_size or len(batch.input_ids))
     if device.type == "cuda":
-        parts = [part.with_documents().pinned() for part in parts]
+        parts = [part.counted().pinned() for part in parts]
     return Portion(parts, num_targets)

@@ -21,5 +21,4 @@ class Fading(LinearAttention):
         steps_BTH = mask_out(torch.ones_like(q_BTHK[..., 0]), layout)  # padding takes no step
         q_BTHK = q_BTHK * q_BTHK.shape[-1] ** -0.5
         rates_H = -self.log_rate.exp()
-        documents = {"doc_ids_BT": layout.doc_ids, "documents": layout.documents}
-        return ssd(v_BTHV, steps_BTH, rates_H, k_BTHK, q_BTHK, state_BHPN=state, **documents)
+        return ssd(v_BTHV, steps_BTH, rates_H, k_BTHK, q_BTHK, state_BHPN=state, documents=layout.documents)

@@ -7,6 +7,7 @@ from transformers import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
+from canonlm.canon.sites import OF_MIXER
 from canonlm.models.apply_canon import Slot, run_rotary, run_site
 from canonlm.models.cache import Layout
 from canonlm.models.mixers.base import Architecture, Mixer, register
@@ -64,7 +65,7 @@ class Attention(Mixer):
         if config.qk_norm:
             self.q_norm = RMSNorm(q_size, config.rms_norm_eps)
             self.k_norm = RMSNorm(kv_size, config.rms_norm_eps)
-        self.state_idx = self.sites.find("B")
+        self.state_idx = self.sites.find(OF_MIXER)
         self.add_canons({"q": q_size, "k": kv_size, "v": kv_size}, dict.fromkeys("qkv", self.head_dim))
 
     @classmethod
@@ -89,7 +90,7 @@ class Attention(Mixer):
             q, k = self.q_norm(q), self.k_norm(k)
         heads, rotated = None, (self.config.rope_heads, self.config.rope_heads // self.num_key_value_groups, 0)
         if self.state_idx >= 0:
-            canons = [getattr(self, f"canonB_{name}", None) for name in "qkv"]
+            canons = [getattr(self, f"canon{OF_MIXER}_{name}", None) for name in "qkv"]
             slot = Slot(layout, past_key_values, self.layer_idx, self.state_idx)
             heads = run_rotary(canons, (q, k, v), rotary, self.head_dim, rotated, slot)
             if heads is None:
@@ -103,7 +104,8 @@ class Attention(Mixer):
         k_BHSE, v_BHSE = k_BHTE, v_BHTE
         if past_key_values is not None:
             k_BHSE, v_BHSE = past_key_values.update(k_BHTE, v_BHTE, self.layer_idx)
-        if layout.without_mask and layout.documents is not None:
+        if layout.without_mask:
+            assert layout.documents is not None
             if self.config._attn_implementation == "sdpa":
                 y_BTHE = packed_attention(q_BTHE, k_BTHE, v_BTHE, layout.documents)
                 return self.o_proj(y_BTHE.flatten(-2)), None

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import nn
 
-from canonlm.canon.sites import members
+from canonlm.canon.sites import OF_MIXER, members
 from canonlm.canon.variants import make_canon
 from canonlm.models.settings import check_divides, check_positive
+from canonlm.models.show import by_projection
 
 if TYPE_CHECKING:
     from canonlm.models.config import CanonLMConfig
@@ -68,11 +69,14 @@ class Mixer(nn.Module):
 
         widths: channels by projection. head_dims: of a head in each, which variants by head need.
         """
-        canons, sites = self.config.canons(self.layer_idx), members("B")
+        canons, sites = self.config.canons(self.layer_idx), members(OF_MIXER)
         for name, width in widths.items():
             if (variant := canons.get(name.upper() if name.upper() in sites else sites[0])) is not None:
                 head_dim, input_size = (head_dims or {}).get(name), self.config.hidden_size
-                self.add_module(f"canonB_{name}", make_canon(variant, width, head_dim=head_dim, input_size=input_size))
+                canon = make_canon(variant, width, head_dim=head_dim, input_size=input_size)
+                self.add_module(f"canon{OF_MIXER}_{name}", canon)
+
+    __repr__ = by_projection
 
     @classmethod
     def flops(cls, config: "CanonLMConfig", seq_len: int) -> float:

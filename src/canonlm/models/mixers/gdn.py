@@ -77,7 +77,6 @@ class GatedDeltaNet(LinearAttention):
             mask_out(g_BTH, layout),
             mask_out(beta_BTH, layout),
             state_BHKV=state,
-            doc_ids_BT=layout.doc_ids,
             documents=layout.documents,
         )
 

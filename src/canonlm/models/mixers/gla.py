@@ -72,9 +72,7 @@ class GatedLinearAttention(LinearAttention):
             g = g.clamp(min=self.options.clamp_min)
         g_BTJK = mask_out(g.view_as(k_BTJK), layout)
         k_BTJK = mask_out(k_BTJK, layout)
-        return gated_linear_attention(
-            q_BTHK, k_BTJK, v_BTJV, g_BTJK, state_BJKV=state, doc_ids_BT=layout.doc_ids, documents=layout.documents
-        )
+        return gated_linear_attention(q_BTHK, k_BTJK, v_BTJV, g_BTJK, state_BJKV=state, documents=layout.documents)
 
 
 def gla_flops(options: HeadOptions, chunk: int) -> float:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache
 
+from canonlm.canon.sites import OF_MIXER, SHORT_CONV
 from canonlm.models.cache import Layout
 from canonlm.models.initialize import inverse_softplus_of_log_uniform, log_of_uniform, ones, start_with
 from canonlm.models.mixers.base import CHUNK, DERIVED, Architecture, Options, register
@@ -80,9 +81,9 @@ class Mamba2(RecurrentMixer):
 
     def mix(self, x_BTD: Tensor, layout: Layout, cache: Cache | None, state: Tensor | None) -> tuple[Tensor, Tensor]:
         projected = {name: self.get_submodule(f"{name}_proj")(x_BTD) for name in self.widths}
-        projected = self.run("B", projected, layout, cache)
+        projected = self.run(OF_MIXER, projected, layout, cache)
         z, dt = projected.pop("z"), projected.pop("dt")
-        x, B, C = self.run("b", projected, layout, cache).values()
+        x, B, C = self.run(SHORT_CONV, projected, layout, cache).values()
         x_BTHP = x.unflatten(-1, (self.options.num_heads, -1))
         B_BTGN, C_BTGN = (part.unflatten(-1, (self.options.n_groups, -1)) for part in (B, C))
         dt_BTH = nn.functional.softplus(at_least_float32(dt) + at_least_float32(self.dt_bias))
@@ -94,7 +95,6 @@ class Mamba2(RecurrentMixer):
             B_BTGN,
             C_BTGN,
             state_BHPN=state,
-            doc_ids_BT=layout.doc_ids,
             documents=layout.documents,
         )
         y = (y_BTHP + at_least_float32(self.D)[:, None] * x_BTHP).flatten(-2)

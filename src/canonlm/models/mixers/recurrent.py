@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from transformers import Cache
 
 from canonlm.canon.layer import CanonLayer
+from canonlm.canon.sites import OF_MIXER, SHORT_CONV
 from canonlm.core.errors import expected
 from canonlm.models.apply_canon import Slot, run_site
 from canonlm.models.cache import Layout, read_recurrence, write_recurrence
@@ -86,7 +87,7 @@ class RecurrentMixer(Mixer):
 
     def add_short_convs(self, widths: dict[str, int], *, bias: bool = False, fill: Fill | None = None) -> None:
         """Site b: a short convolution with SiLU and without residual on each projection."""
-        if "b" not in self.sites:
+        if SHORT_CONV not in self.sites:
             return
         for name, width in widths.items():
             conv = CanonLayer(width, self.config.conv_kernel, residual=False, activation=True, bias=bias)
@@ -106,7 +107,7 @@ class RecurrentMixer(Mixer):
         were projected from."""
         if site not in self.sites:
             return inputs
-        pattern = "{}_conv1d" if site == "b" else f"canon{site}_{{}}"
+        pattern = "{}_conv1d" if site == SHORT_CONV else f"canon{site}_{{}}"
         layers: list[Any] = [getattr(self, pattern.format(name), None) for name in inputs]
         slot = Slot(layout, cache, self.layer_idx, self.sites.index(site))
         outputs = run_site(layers, list(inputs.values()), slot, mixer_input)
@@ -149,11 +150,11 @@ class LinearAttention(RecurrentMixer):
 
     def mix(self, x_BTD: Tensor, layout: Layout, cache: Cache | None, state: Tensor | None) -> tuple[Tensor, Tensor]:
         projected = {name: self.get_submodule(f"{name}_proj")(x_BTD) for name in self.widths}
-        if "b" in self.sites:
-            projected = self.run("b", projected, layout, cache)
+        if SHORT_CONV in self.sites:
+            projected = self.run(SHORT_CONV, projected, layout, cache)
         else:
             projected = {name: nn.functional.silu(x) for name, x in projected.items()}
-        q, k, v = self.run("B", projected, layout, cache, x_BTD).values()
+        q, k, v = self.run(OF_MIXER, projected, layout, cache, x_BTD).values()
         q_BTHK = q.unflatten(-1, (-1, self.options.key_head_dim))
         k_BTJK, v_BTJV = (x.unflatten(-1, (self.num_key_value_heads, -1)) for x in (k, v))
         o_BTHV, state = self.recur(x_BTD, q_BTHK, k_BTJK, v_BTJV, layout, state)

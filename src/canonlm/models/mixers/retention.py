@@ -48,6 +48,5 @@ class Retention(LinearAttention):
             k_BTHK,
             q_BTHK,
             state_BHPN=state,
-            doc_ids_BT=layout.doc_ids,
             documents=layout.documents,
         )

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 from transformers import PreTrainedConfig
 
+from canonlm.canon.sites import SHORT_CONV
 from canonlm.core.errors import expected, refused
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.names import GROUPS
@@ -139,7 +140,8 @@ class Release(Published):
 
 def sites(canon_set: str, short_conv: bool, without: str = "") -> str:
     """Their set without `without`; b stands for the short convolution, for which they have another field."""
-    return canon_set.translate({ord(site): None for site in f"b{without}"}) + "b" * short_conv
+    kept = (letter for letter in canon_set if letter not in SHORT_CONV + without)
+    return "".join(kept) + SHORT_CONV * short_conv
 
 
 def share_of(key: str, width: int, heads: int) -> int:

@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import PositiveFloat, PositiveInt, field_validator
 
+from canonlm.canon.sites import OF_MIXER, OF_MLP, SHORT_CONV, SITES
 from canonlm.core.errors import expected
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.published.format import Release, as_named, ratio, round_up, share_of, sites
@@ -21,6 +22,7 @@ _QKV = {
     **{f"attn.{x}_conv1d": f"mixer.{x}_conv1d" for x in "qkv"},
     **{f"attn.g_proj{factor}": f"mixer.g_proj{factor}" for factor in ("", ".0", ".1")},  # full rank, or two factors
 }
+_OF_ANY_MLP = "".join(letter for letter, site in SITES.items() if not site.is_in("none"))
 _NO_ATTENTION = {"num_attention_heads": 1, "rope_dim": 0}
 _BOTH = "mlp.gate_proj mlp.up_proj"
 
@@ -71,7 +73,7 @@ class LinearAttention(Release):
         own = {
             "num_heads": config.options(0).num_heads,
             "intermediate_size": config.intermediate_size,
-            "use_short_conv": "b" in config.sites(0),
+            "use_short_conv": SHORT_CONV in config.sites(0),
         }
         return {**super().of(config), **own}
 
@@ -103,8 +105,9 @@ class GLACanon(LinearAttention):
     @field_validator("canon_set")
     @classmethod
     def _no_canon_b(cls, value: str) -> str:
-        if "B" in value:
-            raise expected("params.canon_set", "no site B, which this class of the release does not have", value)
+        if OF_MIXER in value:
+            what = f"no site {OF_MIXER}, which this class of the release does not have"
+            raise expected("params.canon_set", what, value)
         return value
 
     def derived(self) -> dict[str, Any]:
@@ -163,7 +166,7 @@ class GatedDeltaNetCanon(LinearAttention):
             {
                 **{f"attn.{x}": f"mixer.{x}" for x in ("a_proj", "b_proj", "A_log", "dt_bias", "o_norm")},
                 "attn.canonB": "mixer.canonB_q mixer.canonB_k mixer.canonB_v",
-                **({"mlp.both_proj": _BOTH} if "D" in self.canon_set else apart),
+                **({"mlp.both_proj": _BOTH} if OF_MLP in self.canon_set else apart),
             }
         )
 
@@ -225,7 +228,7 @@ class Mamba2Canon(Release):
                 "params.head_dim", f"expand * hidden_size / num_heads = {inner / self.num_heads:g}", self.head_dim
             )
         return {
-            "canon_set": sites(self.canon_set, not self.noconv1d, without="" if self.mlp_type else "CD"),
+            "canon_set": sites(self.canon_set, not self.noconv1d, without="" if self.mlp_type else _OF_ANY_MLP),
             "mlp": "gated" if self.mlp_type else "none",
             "intermediate_size": self.intermediate_size or 2 * self.hidden_size,
             **_NO_ATTENTION,
@@ -236,8 +239,8 @@ class Mamba2Canon(Release):
         options = config.options(0)
         own = {
             "expand": ratio(options.num_heads * options.head_dim, config.hidden_size),
-            "noconv1d": "b" not in config.sites(0),
-            "use_conv_bias": "b" in config.sites(0),
+            "noconv1d": SHORT_CONV not in config.sites(0),
+            "use_conv_bias": SHORT_CONV in config.sites(0),
             "n_groups": options.n_groups,
             "mlp_type": None if config.mlp == "none" else "mlp10",
             "intermediate_size": config.intermediate_size,

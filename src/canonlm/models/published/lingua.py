@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from pydantic import PositiveFloat, PositiveInt, model_validator
 
+from canonlm.canon.sites import SHORT_CONV
 from canonlm.core.errors import expected, unknown
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.published.format import Published, Release, round_up
@@ -86,7 +87,7 @@ class Lingua(Published):
             "intermediate_size": self.hidden_dim or 2 * self.dim,
             "expand_v": 2,
             "output_gate_rank": 16,
-            "use_short_conv": "b" in self.canon_set,
+            "use_short_conv": SHORT_CONV in self.canon_set,
             "zeyuan_layernorm": self.zeyuan_layernorm,
         }
         match self.model_name:
@@ -95,7 +96,7 @@ class Lingua(Published):
             case "GDN2":
                 return GatedDeltaNetCanon.parse({**gated, "head_dim": self.dim // heads})
             case "Mamba2":
-                conv = {"noconv1d": "b" not in self.canon_set, "use_conv_bias": "b" in self.canon_set}
+                conv = {"noconv1d": SHORT_CONV not in self.canon_set, "use_conv_bias": SHORT_CONV in self.canon_set}
                 sizes = {"head_dim": 2 * self.dim // heads, "state_size": self.mamba_ssm or 256}
                 mlp = {"mlp_type": self.mlp_type, "intermediate_size": self.hidden_dim}
                 return Mamba2Canon.parse({**linear, **conv, **sizes, **mlp})

@@ -93,7 +93,7 @@ class TextEval:
             first = start + rows * self.world.dp_rank
             batch = _padded(windows.rows(self.skip + first, max(0, min(rows, count - first))), rows).to(device)
             batch.targets[:, :begin] = IGNORE
-            loss, z_loss = model.loss(batch.input_ids, batch.targets, batch.doc_ids, 1)
+            loss, z_loss = model.loss(batch.input_ids, batch.targets, batch.documents, 1)
             nats = loss if z_loss is None else loss - z_loss
             sums = [sums[0] + float(nats), sums[1] + float((batch.targets != IGNORE).sum())]
         return self.world.sum(sums)
@@ -102,5 +102,5 @@ class TextEval:
 def _padded(batch: Batch, rows: int) -> Batch:
     """The batch, padded with rows without targets, so that all calls have one shape."""
     below = (0, 0, 0, rows - len(batch.input_ids))
-    doc_ids = None if batch.doc_ids is None else pad(batch.doc_ids, below)
-    return Batch(pad(batch.input_ids, below), pad(batch.targets, below, value=IGNORE), doc_ids)
+    documents = batch.documents and batch.documents.each(lambda ids: pad(ids, below))
+    return Batch(pad(batch.input_ids, below), pad(batch.targets, below, value=IGNORE), documents)

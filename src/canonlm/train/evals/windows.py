@@ -72,7 +72,7 @@ def read_off(
     """For windows first … first + count - 1: (the model's first choice at every position, -1 at position 0; whether its
     largest logit there is finite; the summed cross-entropy of the labelled tokens in nats; the number of these)."""
     batch = stream.rows(first, count).to(device)
-    logits = model.logits(batch.input_ids, batch.doc_ids).float()
+    logits = model.logits(batch.input_ids, batch.documents).float()
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="sum")
     choices, finite = first_choices(logits)
     return choices, finite, float(loss), float((batch.targets != -100).sum())

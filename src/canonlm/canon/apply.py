@@ -1,0 +1,89 @@
+"""Canon layers on the tensors of one place in a layer of a model: one for A and C; q, k, v for B; gate, up for D.
+
+Weights are only read without calling the modules where these are `untouched`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+
+from canonlm.canon.layer import CanonLayer, on_this_device, untouched
+from canonlm.ops.canon_conv import NONE, State, canon_conv, gated_conv, normed_conv, one_by_one, rotary_convs
+from canonlm.ops.varlen import Layout
+
+ACTS = {type(ACT2FN[name]): name for name in ("silu", "gelu_pytorch_tanh")}
+"""Activations that a kernel can compute between gate and up, by class."""
+
+
+def canon_all(
+    canons: Sequence[nn.Module],
+    xs: Sequence[Tensor],
+    layout: Layout,
+    state: State = NONE,
+    mixer_input: Tensor | None = None,
+) -> tuple[list[Tensor], Tensor | None]:
+    """The outputs of the layers for `[B, T, C]` inputs, one each, and the state after them, which they share: `[B, sum
+    of C, K]`, with the largest of their kernel sizes. `mixer_input`: see `CanonLayer.forward`."""
+    layers: Any = canons
+    if all(map(_is_plain, layers)):
+        return canon_conv(xs, [canon.conv(x) for canon, x in zip(layers, xs, strict=True)], layout, state)
+
+    def run(i: int, own: State) -> tuple[list[Tensor], Tensor | None]:
+        call = {"state": own.before, "return_state": own.is_returned, "mixer_input": mixer_input, "layout": layout}
+        result = layers[i](xs[i], **call)
+        return ([result[0]], result[1]) if own.is_returned else ([result], None)
+
+    return one_by_one(run, xs, [canon.kernel_size for canon in layers], state)
+
+
+def canon_gated(
+    canons: Sequence[nn.Module],
+    act: nn.Module,
+    gate: Tensor,
+    up: Tensor,
+    layout: Layout,
+    state: State = NONE,
+    *,
+    exact: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """act(canon(gate)) * canon(up), and the state. exact: see `gated_conv`."""
+    layers: Any = canons
+    if all(map(_is_plain, layers)):
+        name = ACTS.get(type(act), "") if untouched(act) else ""
+        convs = [canon.conv(x) for canon, x in zip(layers, (gate, up), strict=True)]
+        return gated_conv(gate, up, convs, act, layout, state, name=name, exact=exact)
+    [gate, up], after = canon_all(canons, (gate, up), layout, state)
+    return act(gate) * up, after
+
+
+def canon_rotary(
+    canons: Sequence[nn.Module],
+    xs: Sequence[Tensor],
+    layout: Layout,
+    rotary: tuple[Tensor, Tensor],
+    sizes: Sequence[tuple[int, int]],
+) -> list[Tensor] | None:
+    """See `rotary_convs`; None also if one of the layers is not plain."""
+    layers: Any = canons
+    if not all(map(_is_plain, layers)):
+        return None
+    return rotary_convs(xs, [canon.conv(x) for canon, x in zip(layers, xs, strict=True)], layout, *rotary, sizes)
+
+
+def canon_normed(
+    canon: nn.Module, norm: nn.Module, x: Tensor, branch: Tensor | None, layout: Layout, state: State = NONE
+) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
+    """s = x + branch (or x) and canon(norm(s)), and the state. norm: an RMSNorm, with `weight` and `eps`."""
+    layer: Any = canon
+    if _is_plain(canon):
+        known: Any = {"weight": on_this_device(norm.weight), "eps": norm.eps} if untouched(norm) else {}
+        return normed_conv(x, branch, norm, layer.conv(x), layout, state, **known)
+    s = x if branch is None else x + branch
+    [y], after = canon_all([canon], [norm(s)], layout, state)
+    return (s, y), after
+
+
+def _is_plain(canon: nn.Module) -> bool:
+    return isinstance(canon, CanonLayer) and canon.is_plain and not canon.has_own_forward and untouched(canon)
