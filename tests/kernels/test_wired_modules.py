@@ -207,4 +207,4 @@ def test_a_transformers_model_with_canon_layers():
     assert_close(again.logits, output.logits, atol=2e-5, rtol=0)
     for one, other in zip(model.parameters(), plain.parameters(), strict=True):
         assert_close(one.grad, other.grad, atol=1e-5, rtol=1e-3)
-    assert count.keys() == {"conv", "conv_with_state", "conv_backward"}
+    assert count.keys() == {"conv", "conv_with_state", "conv_backward", "gated_with_state"}

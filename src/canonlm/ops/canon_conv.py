@@ -121,8 +121,8 @@ def normed_conv(
     eps: float = 0.0,
 ) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
     """s = x + branch (or x) and conv(norm(s)), and the state. weight, eps: of the norm if it is an RMSNorm."""
-    fits = weight is not None and fits_normed(x.shape[-1], conv.taps.shape[-1]) and not has_gaps(layout, [x])
-    plain = fits and _only_convolves(conv)
+    plain = weight is not None and runs_on(x) and not has_gaps(layout, [x]) and _only_convolves(conv)
+    plain = plain and fits_normed(x.shape[-1], conv.taps.shape[-1])
     if plain and not _needs_gradient(state) and (how := _launch("normed", [x], [conv])) is not None:
         del how["biases"], how["activation"]
         [how["taps"]] = how["taps"]
