@@ -78,7 +78,8 @@ def canon_normed(
     """s = x + branch (or x) and canon(norm(s)), and the state. norm: an RMSNorm, with `weight` and `eps`."""
     layer: Any = canon
     if _is_plain(canon):
-        known: Any = {"weight": on_this_device(norm.weight), "eps": norm.eps} if untouched(norm) else {}
+        rms: Any = norm
+        known: Any = {"weight": on_this_device(rms.weight), "eps": rms.eps} if untouched(norm) else {}
         return normed_conv(x, branch, norm, layer.conv(x), layout, state, **known)
     s = x if branch is None else x + branch
     [y], after = canon_all([canon], [norm(s)], layout, state)

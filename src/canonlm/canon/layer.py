@@ -148,7 +148,7 @@ class CanonLayer(nn.Module):
         return [y], state_after([x], self.kernel_size, layout, state)
 
     def conv(self, x: Tensor) -> Conv:
-        """What a plain layer computes from `x`."""
+        """The convolution that a plain layer applies to `x`."""
         bias = None if self.bias is None else on_this_device(self.bias)
         scale = self.scale if self.scaled else 1.0
         return Conv(self.taps(x), bias, self.residual, self.activation, scale)

@@ -1,4 +1,4 @@
-"""What a Canon layer computes, and the only place that chooses how: kernels, or `causal_conv` and separate steps.
+"""The operation of a Canon layer, and the only place that chooses its form: kernels, or steps in PyTorch.
 
     y_t = scale * (act(sum_{i=0..K-1} w_i * x_{t-i} + bias) + residual * x_t)
 
@@ -33,7 +33,7 @@ class Conv(NamedTuple):
 
 
 class State(NamedTuple):
-    """What came before the tokens, and whether it is needed after them.
+    """The inputs before these tokens, and whether they are needed after them.
 
     before: the last K inputs, of all tensors side by side; None: zeros. place: the tensor that keeps it in a cache; a
     kernel for one token writes the new state into it, and returns it.
@@ -82,10 +82,10 @@ def gated_conv(
         del how["biases"]
         return _run(GATED, xs, how | {"activation": name}, xs, layout, state)
     if plain and name == "silu" and layout.attention_mask is None and state.before is None:
-        taps = _all_in_taps(xs, convs)
-        if usable_gated(*xs, *taps, exact=exact):
-            after = state_after(xs, len(taps[0]), layout, state)
-            return convolve_gated(*xs, *taps, layout.doc_ids), after
+        gate_taps, up_taps = _all_in_taps(xs, convs)
+        if usable_gated(gate, up, gate_taps, up_taps, exact=exact):
+            y = convolve_gated(gate, up, gate_taps, up_taps, layout.doc_ids)
+            return y, state_after(xs, len(gate_taps), layout, state)
     [gate, up], after = canon_conv(xs, convs, layout, state)
     return act(gate) * up, after
 

@@ -42,7 +42,7 @@ def gated_delta_rule(
     token, of the same document.
     """
     documents = documents or as_documents(doc_ids_BT)
-    doc_ids_BT = documents and documents.ids
+    doc_ids_BT = None if documents is None else documents.ids
     inputs = (q_BTHK, k_BTHK, v_BTHV, g_BTH, beta_BTH)
     if by_steps(q_BTHK):
         return gated_delta_rule_recurrent(*inputs, scale=scale, state_BHKV=state_BHKV, doc_ids_BT=doc_ids_BT)

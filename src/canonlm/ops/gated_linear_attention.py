@@ -57,7 +57,7 @@ def gated_linear_attention(
     token, of the same document.
     """
     documents = documents or as_documents(doc_ids_BT)
-    doc_ids_BT = documents and documents.ids
+    doc_ids_BT = None if documents is None else documents.ids
     inputs = (q_BTHK, k_BTJK, v_BTJV, g_BTJK)
     if by_steps(q_BTHK):
         return gated_linear_attention_recurrent(*inputs, scale=scale, state_BJKV=state_BJKV, doc_ids_BT=doc_ids_BT)

@@ -50,7 +50,7 @@ def ssd(
     """
     inputs = (x_BTHP, dt_BTH, A_H, B_BTGN, C_BTGN)
     documents = documents or as_documents(doc_ids_BT)
-    doc_ids_BT = documents and documents.ids
+    doc_ids_BT = None if documents is None else documents.ids
     if by_steps(x_BTHP):
         return ssd_recurrent(*inputs, state_BHPN=state_BHPN, doc_ids_BT=doc_ids_BT)
     if fla.takes(x_BTHP) and _kernel_is_right(torch.is_grad_enabled()):
