@@ -13,6 +13,7 @@ from transformers import DynamicCache
 
 from canonlm.canon.layer import CanonLayer
 from canonlm.canon.variants import DynamicCanon
+from canonlm.ops.varlen import Layout
 
 inkling = pytest.importorskip("transformers.models.inkling.modeling_inkling", reason="came with transformers 5.19")
 inkling2 = pytest.importorskip("transformers.models.inkling2.modeling_inkling2", reason="came with transformers 5.23")
@@ -53,7 +54,7 @@ def compared(request, small_model):
 
     def record(module, layer, args, kwargs, output):
         y = output[0] if isinstance(output, tuple) else output
-        calls.append((module, args[0], kwargs["mixer_input"], kwargs["attention_mask"], y))
+        calls.append((module, args[0], kwargs["mixer_input"], kwargs["layout"].attention_mask, y))
 
     for layer_idx, block in enumerate(model.model.layers):
         for name, canon in block.named_modules():
@@ -77,7 +78,7 @@ def test_values_and_gradients(compared):
         x, u = x.detach().requires_grad_(), None if mixer_input is None else mixer_input.detach().requires_grad_()
         canon = next(c for c in model.modules() if isinstance(c, CanonLayer) and _same_weights(c, module))
         dynamic = isinstance(canon, DynamicCanon)
-        ours, theirs = canon(x, mixer_input=u, attention_mask=mask), answer(module, x, u, mask)
+        ours, theirs = canon(x, mixer_input=u, layout=Layout(mask)), answer(module, x, u, mask)
         assert_close(ours, theirs, atol=2e-6, rtol=1e-5)
         weights = torch.randn_like(ours)
         inputs = [x, u] if dynamic else [x]

@@ -127,7 +127,7 @@ def test_fla_refuses_a_second_backward(monkeypatch):
 
     monkeypatch.setattr(fla.importlib, "import_module", lambda _: type("Module", (), {"kernel": kernel}))
     [q] = normal((1, 2, 3))
-    o, _ = fla.run("any", "kernel", {"q": q, "g": torch.zeros(3)}, None, None, None)
+    o, _ = fla.run("any", "kernel", {"q": q, "g": torch.zeros(3)}, None, None)
     [dq] = torch.autograd.grad(o.sum(), q, create_graph=True)
     assert_close(dq, 2 * q)
     with pytest.raises(NotImplementedError, match=r"torch\.func"):

@@ -116,7 +116,7 @@ def test_the_installed_kernel_takes_these_arguments():
     given, mode = documents_of(document_ids()), FakeTensorMode()
     with mode:
         q, k, v = (mode.from_tensor(x) for x in inputs(torch.bfloat16))
-        y = packed_attention(q, k, v, given._replace(cu_seqlens=mode.from_tensor(given.cu_seqlens)))
+        y = packed_attention(q, k, v, given.each(mode.from_tensor))
         assert y.shape == q.shape
         gradients = torch.autograd.grad(y.sum(), [q, k, v])
     assert [x.shape for x in gradients] == [x.shape for x in (q, k, v)]

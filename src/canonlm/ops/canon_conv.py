@@ -81,10 +81,12 @@ def gated_conv(
     if plain and not _needs_gradient(state) and (how := _launch("gated", xs, convs)) is not None:
         del how["biases"]
         return _run(GATED, xs, how | {"activation": name}, xs, layout, state)
-    if plain and name == "silu" and layout.attention_mask is None and state.before is None and not state.is_returned:
+    fresh = layout.attention_mask is None and state.before is None and (exact or not state.is_returned)
+    if plain and name == "silu" and fresh:
         gate_taps, up_taps = _all_in_taps(xs, convs)
         if usable_gated(gate, up, gate_taps, up_taps, exact=exact):
-            return convolve_gated(gate, up, gate_taps, up_taps, layout.doc_ids), None
+            y = convolve_gated(gate, up, gate_taps, up_taps, layout.doc_ids)
+            return y, state_after(xs, max(conv.taps.shape[-1] for conv in convs), layout, state)
     [gate, up], after = canon_conv(xs, convs, layout, state)
     return act(gate) * up, after
 
