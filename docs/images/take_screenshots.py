@@ -15,6 +15,7 @@ from selenium import webdriver
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 COLOURS = 128
 MARGIN = 12
+CAPTION = "document.querySelectorAll('figcaption')[1]"
 HEADING, CHART = "document.querySelector('h1')", "document.querySelector('#overview-chart')"
 
 
@@ -55,6 +56,9 @@ def main() -> None:
     subprocess.run([*canonlm, "report", str(demo)], check=True, stdout=subprocess.DEVNULL)
     subprocess.run([*canonlm, "results", "--html", str(results)], check=True)
     subprocess.run([*canonlm, "claims", "--out", str(claims)], check=True)
+    subprocess.run(
+        [*canonlm, "replicate", "predict", "--out", str(ROOT / "runs")], check=True, stdout=subprocess.DEVNULL
+    )
     depo = "[...document.querySelectorAll('section')].find(each => /^depo/i.test(each.innerText))"
     third_row, second_heading = "document.querySelectorAll('tbody tr')[2]", "document.querySelectorAll('article h2')[1]"
     pages = [
@@ -62,6 +66,7 @@ def main() -> None:
         ("results", results, HEADING, CHART, 1280),
         ("claims", claims, HEADING, third_row, 1440),
         ("site", site, "document.body", second_heading, 1440),
+        ("prediction", ROOT / "runs/prediction.html", "document.querySelector('figure')", CAPTION, 1280),
     ]
     browser = start()
     for name, page, first, last, width in pages:

@@ -30,7 +30,7 @@ def test_a_loader_gives_the_windows_of_a_run(name, changes):
         assert torch.equal(item["labels"], batch.targets)
         assert item["labels"].dtype == item["input_ids"].dtype == torch.int64
         assert ("position_ids" in item) == bool(changes)
-        for row, documents in enumerate(batch.doc_ids if changes else ()):  # counted one by one
+        for row, documents in enumerate(batch.documents.ids if changes else ()):  # counted one by one
             positions, last = [], None
             for document in documents.tolist():
                 positions.append(positions[-1] + 1 if document == last else 0)

@@ -18,13 +18,13 @@ if TYPE_CHECKING:  # read by type checkers, and by `__getattr__`
     from canonlm.cli import live, report
     from canonlm.core import errors, limits, saved
     from canonlm.data import answers, dump, prepare
-    from canonlm.experiments import claims, ledger, profile_results, registration, replicate, schema
+    from canonlm.experiments import claims, ledger, prediction, profile_results, registration, replicate, schema
     from canonlm.experiments import profile as profiles
     from canonlm.launch import grid, local, plan, play, queue, recipes, slurm
     from canonlm.models import build as models_build
     from canonlm.models import hf_small_configs, interface, names, published
     from canonlm.ops import registry, selftest
-    from canonlm.report import claims_page, page, profile_page
+    from canonlm.report import claims_page, page, prediction_page, profile_page
     from canonlm.report import profile as profile_text
     from canonlm.suites import birth_years, generation, load_model, multihop, probe, sampling, task_words
     from canonlm.suites import run as suites

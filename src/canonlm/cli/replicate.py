@@ -15,11 +15,12 @@ from canonlm.cli.claims import lines_of
 from canonlm.cli.options import Jobs, SeedSet, SlurmSettings, SlurmWorkers, seed_set_of
 from canonlm.cli.status import doing, keep_going, load_torch, say
 from canonlm.cli.work import submit
-from canonlm.core.errors import brief
+from canonlm.core.errors import brief, writing
+from canonlm.core.files import make_folder, write_text
 
 NAME = typer.Argument(
-    help="fig4, fig5, fig7, fig10, fig12, fig13, fig14, fig24 to fig29, capacity, hops, text; all; or a YAML file of "
-    "yours.",
+    help="fig4, fig5, fig7, fig10, fig12, fig13, fig14, fig24 to fig29, capacity, hops, text; all; a YAML file of "
+    "yours; or predict, which trains nothing: does a ranking here predict one elsewhere?",
     autocompletion=completion.experiments,
     metavar="EXPERIMENT",
 )
@@ -60,6 +61,8 @@ def replicate(
     if job and not slurm:
         raise ValueError(f"{brief(job[0])}: settings of a job only work with --slurm")
     load_torch()
+    if name == "predict":
+        return _predict(out)
     settings = [part.strip() for part in only.split(",")] if only else []
     number = seed_set_of(seed_set, out, *([export] if export is not None else []))
     experiments = later.replicate.chosen(name, scale, settings, seed_set=number, trust=trust)
@@ -103,6 +106,17 @@ def replicate(
     for run in failed:
         say(f"failed: {run}; {out / 'leases' / f'{run}.failures.json'} says why")
     return 1 if failed else 0
+
+
+def _predict(out: Path) -> int:
+    with doing("comparing rankings"):
+        predictions = later.prediction.predictions()
+    say("\n".join(later.prediction_page.lines_of(predictions)))
+    with writing("--out", out):
+        make_folder(out)
+        write_text(out / "prediction.html", later.prediction_page.html(predictions))
+    say(f"wrote {out / 'prediction.html'}")
+    return 0
 
 
 def _print_estimates(estimates: "Sequence[later.replicate.Estimate]", scale: str, gpu: str) -> None:

@@ -77,7 +77,7 @@ def _checked(experiment: Experiment, number: str, claim: Claim, scale: Scale, pa
     first, other = (
         {
             cell: _mean(of_slices, slices)
-            for cell, of_slices in _cells(metric).get(places(experiment, at, arm)[0][0], {}).items()
+            for cell, of_slices in paper_cells(metric).get(places(experiment, at, arm)[0][0], {}).items()
             if cell[0] in known
         }
         for arm in pair.arms
@@ -100,7 +100,7 @@ def _mean(of_slices: Mapping[str, float], slices: Sequence[str]) -> float:
 
 
 @cache
-def _cells(metric: str) -> Mapping[str, dict[Cell, dict[str, float]]]:
+def paper_cells(metric: str) -> Mapping[str, dict[Cell, dict[str, float]]]:
     """Shares right (or KL divergences) by our name of the architecture, cell and slice."""
     cells: dict[str, dict[Cell, dict[str, float]]] = {}
     for row in published.grids().filter(pl.col("metric") == metric).iter_rows(named=True):
