@@ -68,8 +68,9 @@ STEADY = [0.9, 0.9, 0.9, 0.9, 0.9]
 @pytest.mark.parametrize("level", [0.05, 0.01])
 @pytest.mark.parametrize("seeds", [5, 7])
 def test_the_safe_interval_of_runs_that_agree(seeds, level):
-    """For n equal values, Gaffke's one-sided bound is the mean times level^(1/n): a failure that n runs do not show."""
-    unseen = 1 - level ** (1 / seeds)
+    """For n equal values, Gaffke's one-sided bound is the mean times (0.7 level)^(1/n): a failure that n runs do not
+    show."""
+    unseen = 1 - (0.7 * level) ** (1 / seeds)
     ours, theirs = [0.9] * seeds, [0.2] * seeds
     low, high = seed_statistics.safe_difference(ours, theirs, 1_000, level)
     assert low == pytest.approx(0.7 - math.hypot(unseen * 0.9, unseen * 0.8), abs=0.01)
@@ -252,3 +253,23 @@ def test_holm_by_hand():
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.9, 0.8]) == [1.0, 1.0]
     assert holm([]) == []
+
+
+@pytest.mark.parametrize("seeds", [5, 7])
+@pytest.mark.parametrize(("high", "low"), [(1.0, 0.0), (1.0, 0.13), (0.9, 0.1), (0.8, 0.0)])
+def test_false_verdicts_by_enumeration_where_runs_solve_a_task_or_do_not(seeds, high, low):
+    """The first solves it with `share` and scores 1 or 0; the other one has the same mean, and other two scores."""
+
+    different = {
+        (i, j): not interval.low <= 0 <= interval.high
+        for i in range(seeds + 1)
+        for j in range(seeds + 1)
+        for interval in [
+            seed_statistics.safe_difference([1.0] * i + [0.0] * (seeds - i), [high] * j + [low] * (seeds - j), 10_000)
+        ]
+    }
+    for share in np.linspace(0.05, 0.95, 19).tolist():
+        if low <= share <= high:
+            ours = stats.binom.pmf(range(seeds + 1), seeds, share)
+            theirs = stats.binom.pmf(range(seeds + 1), seeds, (share - low) / (high - low))
+            assert sum(ours[i] * theirs[j] for (i, j), verdict in different.items() if verdict) <= 0.05
