@@ -300,6 +300,16 @@ def test_documents_are_read_from_prepared_masks():
     assert differ(logits(model, tokens, attention_mask=causal), logits(model, tokens)) < 1e-9
 
 
+@pytest.mark.parametrize("name", ["cu_seq_lens_q", "seq_idx", "cu_seqlens", "doc_ids"])
+def test_documents_that_attention_ignores_are_refused(name):
+    model, tokens, borders = canonized("llama", "A"), ids(1, 10), torch.tensor([0, 4, 10])
+    with pytest.raises(ValueError, match=f"^{name}: expected position_ids that start again at documents"):
+        logits(model, tokens, **{name: borders})
+    # Beside such positions, as collators of the library give them, they say nothing new.
+    packed = {"position_ids": torch.cat([torch.arange(4), torch.arange(6)])[None], "use_cache": False}
+    assert torch.equal(logits(model, tokens, **packed, **{name: borders}), logits(model, tokens, **packed))
+
+
 def test_caches_without_a_place_for_states_are_refused():
     with pytest.raises(ValueError, match="a Cache of transformers"):
         canonized("llama")(ids(), past_key_values=((torch.zeros(1), torch.zeros(1)),))

@@ -268,3 +268,20 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     ):
         assert main(["check", *arguments]) == 2
         assert message in capsys.readouterr().err
+
+
+MIXER = """from canonlm.models.mixers.recurrent import LinearAttention
+class Broken(LinearAttention):
+    def recur(self, *tensors): raise TypeError("no state")
+"""
+
+
+def test_the_command_with_a_mixer_that_raises(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(MIXER)
+    assert main(["check", "mine.py:Broken", "--cases", "greedy, batch, beams"]) == 1
+    *rows, last = capsys.readouterr().out.splitlines()
+    assert len([row for row in rows if "failed" in row and "mine.py:3: TypeError: no state" in row]) == 3
+    assert last == (
+        "mine.py:Broken: errors in the model's code: greedy, batch, beams; not checked, as only 0 of 3 cases ran"
+    )
