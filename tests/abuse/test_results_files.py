@@ -55,6 +55,24 @@ FILES = {
 }
 
 
+def test_results_that_name_a_run_outside_do_not_show_it(tmp_path):
+    """Somebody else's results could otherwise put your settings into a page that they get."""
+    config = {"arch": "llama+canon", "train": {"seed": 7, "optim": {"lr": 0.25}}}
+    foreign = tmp_path / "foreign"
+    for run in (tmp_path / "secret" / "mine", foreign / "theirs"):
+        run.mkdir(parents=True)
+        (run / "config.yaml").write_text(json.dumps(config))
+    (foreign / "linked").symlink_to(tmp_path / "secret" / "mine")
+
+    def about(source):
+        frame, _ = runs_frame([write(foreign, model={**ABOUT, "source": str(source)})])
+        return frame.select("arch", "lr", "seed").row(0)
+
+    assert about(foreign / "theirs") == ("Llama", 0.25, 7)
+    for source in (tmp_path / "secret" / "mine", foreign / ".." / "secret" / "mine", foreign / "linked"):
+        assert about(source) == (None, None, None)
+
+
 class Sums:
     """Questions for i + i."""
 

@@ -453,6 +453,30 @@ def test_the_description_lists_the_layers():
     assert made == {f"{row.block}.{row.name}": row.channels for row in rows}
 
 
+USE = """from typing import assert_type
+from transformers import PreTrainedModel
+import canonlm
+class Host(PreTrainedModel): ...
+def use(host: Host) -> None:
+    assert_type(canonlm.canonize(host, "A"), Host)
+    assert_type(canonlm.decanonize(host), Host)
+    assert_type(canonlm.canonize(host, "A"), PreTrainedModel)
+"""
+MYPY = "[mypy]\nfollow_imports = skip\n[mypy-canonlm,canonlm.canonize]\nfollow_imports = silent\n"
+
+
+@pytest.mark.slow
+def test_type_checkers_see_the_hosts_class(tmp_path, monkeypatch):
+    monkeypatch.setenv("MYPYPATH", str(Path(canonlm.__file__).parents[1]))
+    (tmp_path / "use.py").write_text(USE)
+    (tmp_path / "mypy.ini").write_text(MYPY)
+    command = [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "--cache-dir", os.devnull, "use.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert [line.partition(":")[2] for line in done.stdout.splitlines() if "error:" in line] == [
+        '8: error: Expression is of type "Host", not "Any"  [assert-type]'  # the last line, which is wrong
+    ]
+
+
 class OwnConfig(PreTrainedConfig):
     model_type = "own-decoder"
     vocab_size: int = 61
