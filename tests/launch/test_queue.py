@@ -4,15 +4,18 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import signal
 import socket
 import time
 from collections import Counter
 
 import pytest
+from filelock import FileLock
 
 from canonlm.launch import queue
 from canonlm.launch.grid import PlannedRun
+from canonlm.launch.local import reason
 from canonlm.runs.leases import Lease, Leases
 from canonlm.train.checkpoint import Checkpoints
 from canonlm.train.loop import train
@@ -185,6 +188,56 @@ def test_a_run_that_fails_three_times_is_skipped_and_others_continue(play, tiny,
     assert play({"bad": []}).failed.keys() == {"bad"}
     (tmp_path / "leases" / "bad.failures.json").unlink()
     assert play({"bad": [0]}) == queue.Summary(["bad"], {}, 1)
+
+
+FAILURE = {"host": "here", "message": "exit 1"}
+DAMAGED = {
+    "no list": json.dumps(FAILURE),
+    "no failure": "[3]",
+    "no host": '[{"message": "exit 1"}]',
+    "message of three": json.dumps([FAILURE, FAILURE | {"message": 3}]),
+    "cut": json.dumps([FAILURE])[:-1],
+    "deep": "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
+def test_damaged_failures_are_one_line_and_nothing_starts(content, play, tiny, tmp_path):
+    (tmp_path / "leases").mkdir()
+    path = tmp_path / "leases" / "a.failures.json"
+    path.write_text(content)
+    runs = [PlannedRun("a", tmp_path / "runs" / "a", tiny())]
+    for call in (lambda: play({"a": [0]}), lambda: queue.state(tmp_path, lambda: runs)):
+        with pytest.raises(ValueError, match=f"^{re.escape(str(path))}: ") as caught:
+            call()
+        assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < 500
+    assert play.slots == []
+    path.unlink()
+    assert play({"a": [0]}).finished == ["a"]
+
+
+def test_a_run_that_another_process_trains_is_waited_for(play, tmp_path):
+    """A training that no worker has started holds the lock of its folder, and no lease."""
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    polls = []
+
+    def on_poll():
+        polls.append(list(play.slots))
+        if len(polls) == 4:
+            other.release()
+
+    with FileLock(tmp_path / "runs" / "a" / ".lock") as other:
+        assert play({"a": [0], "b": [0]}, on_poll=on_poll).finished == ["b", "a"]
+    assert play.events == ["started b", "finished b", "started a", "finished a"]
+    assert [len(slots) for slots in polls[:4]] == [0, 1, 1, 1]
+
+
+def test_of_a_log_of_two_processes_the_refusal_is_the_reason(tmp_path):
+    refusal = "--out: expected a folder that no other process is training in"
+    (tmp_path / "log.txt").write_text(f"step 5\ncanonlm: {refusal}\nstep 6\n")
+    assert reason(tmp_path, 2) == f"{refusal} (whole log: {tmp_path / 'log.txt'})"
+    assert reason(tmp_path, 1) == f"step 6 (whole log: {tmp_path / 'log.txt'})"
 
 
 def test_a_killed_run_resumes_unless_it_makes_no_progress(play):
