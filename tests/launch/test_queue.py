@@ -217,6 +217,15 @@ def test_damaged_failures_are_one_line_and_nothing_starts(content, play, tiny, t
     assert play({"a": [0]}).finished == ["a"]
 
 
+def test_a_reason_from_somebody_elses_file_stays_one_line(play, tmp_path):
+    (tmp_path / "leases").mkdir()
+    message = "exit 1\ncanonlm: all is well\x1b[2J" + "m" * 100_000
+    (tmp_path / "leases" / "a.failures.json").write_text(json.dumps([FAILURE | {"message": message}] * 3))
+    shown = play({"a": []}).failed["a"]
+    assert shown.startswith("exit 1\ufffdcanonlm: all is well\ufffd[2Jmmm")
+    assert len(shown) <= 1_000
+
+
 def test_a_run_that_another_process_trains_is_waited_for(play, tmp_path):
     """A training that no worker has started holds the lock of its folder, and no lease."""
     (tmp_path / "runs" / "a").mkdir(parents=True)

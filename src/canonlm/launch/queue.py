@@ -28,10 +28,11 @@ from canonlm.core.files import make_folder, time_in, write_json
 from canonlm.core.untrusted import path_inside
 from canonlm.launch import local
 from canonlm.launch.grid import PlannedRun
-from canonlm.launch.local import Process, is_locked, reason, start_process
+from canonlm.launch.local import MAX_MESSAGE, Process, is_locked, reason, start_process
 from canonlm.launch.processes import STOPPED
 from canonlm.runs.folder import read_json
 from canonlm.runs.leases import Lease, Leases
+from canonlm.runs.rows import one_line
 from canonlm.runs.watch import Followed
 from canonlm.train.signals import Signals
 
@@ -344,7 +345,7 @@ def _failures_of(folder: Path, name: str) -> Path:
 
 
 def failures(folder: Path, name: str) -> list[dict[str, str]]:
-    """Where and why a run has failed so far. ValueError: the file holds something else."""
+    """Where and why a run has failed so far, each reason in one line. ValueError: the file holds something else."""
     path = _failures_of(folder, name)
     listed = read_json(path)
     failed = [] if listed is None else listed
@@ -352,7 +353,7 @@ def failures(folder: Path, name: str) -> list[dict[str, str]]:
         isinstance(one, dict) and {str} == {type(one.get(key)) for key in ("host", "message")} for one in failed
     ):
         raise expected(str(path), "a list of failures, each with a host and a message (remove it to try again)", failed)
-    return failed
+    return [one | {"message": one_line(one["message"], 2 * MAX_MESSAGE)} for one in failed]
 
 
 def _refresh(folder: Path) -> None:
