@@ -69,6 +69,20 @@ def test_a_panic_of_the_tokenizers_library_is_one_line(part, workdir, capsys):
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("part", ["normalizer", "post_processor", "decoder"])
+def test_a_panic_during_an_evaluation_is_one_line(part, workdir, capsys):
+    saved(workdir / "model")
+    file = workdir / "model" / "tokenizer.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), part: PANICS[part]}))
+    command = ["eval", "model", "--suite", "multihop", "people=2", "n=2", "--out", "out", "--device", "cpu"]
+    assert main(command) == 2
+    output = capsys.readouterr()
+    (line,) = [line for line in output.err.splitlines() if line.startswith("canonlm: ")]
+    assert "model/tokenizer.json: the tokenizer failed (" in line
+    assert "Traceback" not in output.out + output.err
+    assert not (workdir / "out" / "results.json").exists()
+
+
 def written(model, prompts, most, stop=(), bos=True):
     subject = open_model(model)
     result = dict(Writer(subject.model, subject.tokenizer, bos=bos).write(prompts, most, stop))
