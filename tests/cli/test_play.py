@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from canonlm.cli import main
 from canonlm.launch.grid import plan
@@ -114,6 +115,22 @@ def test_two_tasks_in_one_folder(tmp_path, capsys):
     assert '"title": "copying"' in page
     assert '"title": "depo"' in page
     assert "1 hop" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_run_that_another_process_begins_at_the_same_moment(tmp_path, capsys, monkeypatch):
+    """It is free when this command looks, and taken when its training begins."""
+    monkeypatch.setattr("canonlm.launch.queue.is_locked", lambda folder: False)
+    (name,) = names(archs=["llama"])
+    folder = tmp_path / "runs" / name
+    folder.mkdir(parents=True)
+    with FileLock(folder / ".lock"):
+        assert main(command(tmp_path, "--arch", "llama")) == 1
+    assert capsys.readouterr().err == (
+        f"canonlm: {name} failed: --out: expected a folder that no other process is training in, "
+        f'got "{folder}" (whole log: {folder / "log.txt"})\n'
+    )
+    assert not (folder / "metrics.jsonl").exists()
 
 
 @pytest.mark.slow
