@@ -55,6 +55,21 @@ def test_a_claim_of_which_a_part_fails_is_supported_in_part():
     assert "(undecided)" in visible_text(html([entries["C49"]]))
 
 
+def test_frozen_canon_layers_are_judged_on_whole_lists():
+    """They copy at most 2 of 256, with seeds that no earlier run had (C02)."""
+    with (ledger.OWN_RESULTS / "copying-atlas.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["arch"] == "llama+canon:frozen" and row["split"] == "test"]
+    rows = [row for row in rows if row["step"] == row["steps"] and 200 <= int(row["seed"]) < 207]
+    full = [int(re.search(r"first=all (\d+)/256", row["slices"])[1]) for row in rows]
+    assert (len(full), max(full)) == (7, 2)
+    entry = {each.id: each for each in claims(ledger.OWN_RESULTS)}["C02"]
+    gain, lists = entry.estimates
+    assert (entry.state, gain.state, lists.state) == ("contradicted", "undecided", "contradicted")
+    assert lists.value == pytest.approx(100 * sum(full) / 256 / 7)
+    assert 0 <= lists.low < lists.value < lists.high < 50  # an unseen success of some runs is possible
+    assert str(lists).endswith(" % right")
+
+
 def test_the_ledger_counts_its_comparisons_together():
     """Five seeds have a p-value of at least 2/252, seven 2/3432; 10 comparisons turn these into 0.08 and 0.006."""
 
