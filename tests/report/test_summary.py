@@ -68,7 +68,7 @@ def test_the_best_rate_and_the_spread_by_hand(tmp_path):
     assert plain.tokens_per_s == 2000.0
     gaps = differences(plain, canon)
     assert gaps["k=1"].mean == pytest.approx((0.7 + 0.5 + 0.57) / 3)
-    (low, high), (other_low, other_high) = (gaffke_ends(each, 0.1) for each in ([0.9, 0.8, 0.97], [0.2, 0.3, 0.4]))
+    (low, high), (other_low, other_high) = (gaffke_ends(each, 0.07) for each in ([0.9, 0.8, 0.97], [0.2, 0.3, 0.4]))
     assert gaps["k=1"].low == pytest.approx(0.59 - math.hypot(0.89 - low, other_high - 0.3), abs=0.01)
     assert gaps["k=1"].high == pytest.approx(0.59 + math.hypot(high - 0.89, 0.3 - other_low), abs=0.01)
     assert (gaps["k=1"].values, gaps["k=1"].pairs) == (pytest.approx((0.7, 0.5, 0.57)), 3)
