@@ -98,8 +98,10 @@ def test_there_and_back_gives_the_first_files_again(small_model, tmp_path, to, f
 def test_a_plain_transformers_llama(small_model, tmp_path):
     from transformers import AutoModelForCausalLM
 
-    model = small_model(torch.float32)
+    model = small_model(torch.float32, rope_theta=100.0)
     save_published(model, tmp_path, "llama")
+    config = json.loads((tmp_path / "config.json").read_text())  # transformers reads the first, mlx-lm the second
+    assert config["rope_parameters"]["rope_theta"] == config["rope_theta"] == 100.0
     llama = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert type(llama).__name__ == "LlamaForCausalLM"
     input_ids = torch.arange(30)[None]

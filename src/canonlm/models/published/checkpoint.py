@@ -123,5 +123,6 @@ def to_llama(model: CanonLMForCausalLM) -> LlamaForCausalLM:
     check_same("plain Llama", model.config, CanonLMConfig(**shared))
     rope = {"rope_type": "default", "rope_theta": model.config.rope_theta}
     config = LlamaConfig(**{key: value for key, value in shared.items() if key != "rope_theta"}, rope_parameters=rope)
+    config.rope_theta = model.config.rope_theta  # where mlx-lm and llama.cpp look; they ignore rope_parameters
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     return LlamaForCausalLM.from_pretrained(None, config=config, state_dict=state, dtype=model.dtype).eval()
