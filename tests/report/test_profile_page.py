@@ -63,7 +63,7 @@ def test_five_seeds_give_verdicts():
         depo,
     )
     safe, normal = [float(end) for end in match.groups()[:2]], [float(end) for end in match.groups()[2:]]
-    # of two pairs. Five runs that agree: each may hide failures of a share of 1 - 0.025^(1/5)
+    # of two pairs. Five runs that agree: each may hide failures of a share of 1 - (0.7 * 0.025)^(1/5)
     unseen = 100 * (1 - (0.7 * 0.025) ** (1 / 5))
     assert safe[0] == pytest.approx(70 - np.hypot(0.91 * unseen, 0.79 * unseen), abs=2)
     # Welch's interval by hand: equal values in both, with the floored variance of a mean of questions
@@ -262,9 +262,12 @@ def test_a_page_before_the_first_run_and_after_failures():
 
 def test_a_tie_has_no_winner():
     _, _, shown = made_up(["llama", "llama+canon"], ["depo"], 3, lambda task, arch, seed: 0.5)
-    assert re.fullmatch(
-        r"Depo: .* llama\+canon and llama are level \[−[\d.]+, [\d.]+\]: undecided, 3 seeds each\.", verdicts(shown)[0]
+    match = re.fullmatch(
+        r"Depo: .* llama\+canon and llama are level \[−([\d.]+), ([\d.]+)\]: undecided, 3 seeds each\.",
+        verdicts(shown)[0],
     )
+    half = 100 * np.hypot(0.5, 0.5) * (1 - (0.7 * 0.05) ** (1 / 3))  # what three runs that agree may hide
+    assert [float(end) for end in match.groups()] == pytest.approx([half, half], abs=1)
 
 
 def test_names_cannot_break_the_page(tmp_path):

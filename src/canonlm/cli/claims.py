@@ -39,6 +39,8 @@ def claims(
     if claim is not None and Path(claim).exists():
         raise expected("ID", "a claim, such as C06 (--runs FOLDER shows the claims by your results)", claim)
     if check_registration:
+        if claim is not None or out is not None or runs is not None:
+            raise ValueError("--check-registration checks all claims, and takes no other option")
         return _check_registration()
     load_torch()
     with doing("judging the claims"):

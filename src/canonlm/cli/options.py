@@ -41,8 +41,7 @@ Match = Annotated[
 SeedSet = Annotated[
     str,
     typer.Option(
-        help="Which seeds: set 0 is that of our own runs; new: the first set of which nobody has a run, to confirm a "
-        "verdict.",
+        help="Which seeds: set 0 is that of our own runs; new: the first set without runs, to confirm a verdict.",
         metavar="N|new",
     ),
 ]
@@ -125,5 +124,5 @@ def seed_set_of(text: str, out: Path, *folders: Path) -> int:
     """See `canonlm.experiments.replicate.seed_set_of`; prints which set is new."""
     number = later.replicate.seed_set_of(text, out, *folders)
     if text == "new":
-        say(f"seed set {number}, of which there is no run yet; --seed-set {number} continues it")
+        say(f"seed set {number}, which has no runs yet; --seed-set {number} continues it")
     return number

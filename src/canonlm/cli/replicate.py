@@ -62,6 +62,8 @@ def replicate(
         raise ValueError(f"{brief(job[0])}: settings of a job only work with --slurm")
     load_torch()
     if name == "predict":
+        if job or slurm or dry_run or only or export or trust or (scale, seed_set) != ("micro", "0"):
+            raise ValueError("canonlm replicate predict trains nothing, and takes --out alone")
         return _predict(out)
     settings = [part.strip() for part in only.split(",")] if only else []
     number = seed_set_of(seed_set, out, *([export] if export is not None else []))

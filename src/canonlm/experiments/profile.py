@@ -65,8 +65,8 @@ def profile(
         raise expected("--seeds", f"an integer from 1 to {FIRST_TUNING_SEED}", seeds)
     if match not in (None, "parameters"):
         raise expected("--match", "parameters", match)
-    if until is not None and (quick or not 0 < until <= 1):
-        raise expected("--until", "no value with --quick, and else a share from 1% to 100%", until)
+    if until is not None and quick:
+        raise expected("--until", "no value with --quick", f"{until:.0%}")
     chosen_tasks = list(dict.fromkeys(task_names or settings_of_tasks))
     count = seeds or (1 if quick else MIN_SEEDS)
     settings, panels = {}, []

@@ -248,7 +248,7 @@ def find(name_or_path: str) -> Path:
     path = Path(name_or_path)
     if path.suffix in (".yaml", ".yml") and path.is_file():
         return path
-    raise unknown("experiment", name_or_path, [*names(), "all"])
+    raise unknown("experiment", name_or_path, [*names(), "all", "predict"])
 
 
 def load(name_or_path: str, *, seed_set: int = 0, trust: bool = False) -> Experiment:

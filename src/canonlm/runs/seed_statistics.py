@@ -165,15 +165,6 @@ def normal_difference(
     )
 
 
-def welch_p(ours: Sequence[float], theirs: Sequence[float], questions: int | None, gap: float = 0.0) -> float:
-    """Welch's test, two-sided, of mean(ours) - mean(theirs) = gap, with floored variances."""
-    error, degrees = _welch(ours, theirs, questions)
-    distance = abs(float(np.mean(ours) - np.mean(theirs)) - gap)
-    if error == 0:
-        return float(distance == 0)
-    return 1 - t_probability(distance / error, degrees)
-
-
 def _welch(ours: Sequence[float], theirs: Sequence[float], questions: int | None) -> tuple[float, int]:
     """The standard error of the difference of means, and degrees of freedom, rounded down."""
     parts = [(floored_variance(values, questions) / len(values), len(values)) for values in (ours, theirs)]
