@@ -162,7 +162,7 @@ MISTAKES = [
     ("replicate predict --only C06", "canonlm replicate predict trains nothing, and takes --out alone"),
     ("replicate predit", 'unknown experiment "predit". Did you mean "predict"?'),
     ("claims C06 --check-registration", "--check-registration checks all claims, and takes no other option"),
-    ("profile llama --quick --until 90%", "--until: expected no value with --quick, got "90%""),
+    ("profile llama --quick --until 90%", '--until: expected no value with --quick, got "90%"'),
     ("claims C99", 'unknown claim "C99"'),
     ("claims --out claims.pdf", "--out: expected a file that ends in .html or .md"),
     ("claims --runs nowhere", "--runs: expected a folder with CSV files"),
