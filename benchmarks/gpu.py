@@ -1,12 +1,13 @@
 """Everything that only a GPU can show, in at most nine minutes: is it right, how fast is it, what does Canon cost?
 
-    python benchmarks/gpu.py [--only conv,train] [--minutes 9] [--out DIR] [--list] [--device cpu]
+    python benchmarks/gpu.py [--only conv,train] [--minutes 9] [--out DIR] [--wheels DIR] [--list] [--device cpu]
 
 Groups run in the order of --list, the most important first, each in a process of its own and with a time limit, so that
-a crash or a hang loses one group. Every number is printed and written to <out>/<group>.json at once. --only runs some
-groups, and leaves the files of the others alone. --device cpu rehearses the same code at tiny sizes, with the kernels
-in Triton's interpreter if TRITON_INTERPRET=1 is set. The exit code is 1 if a group failed. docs/gpu.md explains the
-numbers.
+a crash or a hang loses one group. Every number is printed and written to <out>/<group>.json at once; after each group,
+and if the command is ended, <out>/gpu.tar.gz holds the folder. --only runs some groups, and leaves the files of the
+others alone. --wheels installs the wheels of a folder, for a machine without a network. --device cpu rehearses the same
+code at tiny sizes, with the kernels in Triton's interpreter if TRITON_INTERPRET=1 is set. The exit code is 1 if a group
+failed. docs/gpu.md explains the numbers.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 import traceback
 from collections.abc import Callable
@@ -45,21 +47,22 @@ class Group(NamedTuple):
 MODELS = ("pydantic", "transformers")
 RUNS = (*MODELS, "numba", "yaml", "filelock")
 GROUPS = {
-    "doctor": Group("checks", 30, "is every kernel that models would use right here?", (*MODELS, "typer", "rich")),
-    "tests": Group("checks", 70, "the tests that need a GPU", ("pytest", "hypothesis")),
-    "conv": Group("conv", 55, "Canon's convolution against conv1d, other kernels and a copy of the same size"),
-    "tune": Group("fused", 40, "which tile sizes are fastest", ("triton",)),
-    "fused": Group("fused", 30, "norm, Canon and gate in one kernel against separate kernels; decoding steps"),
-    "fla": Group("conv", 40, "the same convolution in flash-linear-attention, where it is installed", ("triton",)),
-    "train": Group("steps", 100, "what Canon costs in a training step; ours against transformers' Llama", MODELS),
-    "generate": Group("steps", 50, "what Canon costs in generation", MODELS),
+    "doctor": Group("checks", 45, "is every kernel that models would use right here?", (*MODELS, "typer", "rich")),
+    "tests": Group("checks", 60, "the tests that need a GPU", ("pytest", "hypothesis")),
+    "sanitizer": Group("checks", 45, "do kernels touch memory that is not theirs, or race?", ("pytest", "hypothesis")),
+    "conv": Group("conv", 40, "Canon's convolution against conv1d, other kernels and a copy of the same size"),
+    "train": Group("steps", 110, "what Canon costs in a training step; ours against transformers' Llama", MODELS),
+    "generate": Group("steps", 45, "what Canon costs in generation", MODELS),
+    "fused": Group("fused", 25, "norm, Canon and gate in one kernel against separate kernels; decoding steps"),
+    "tune": Group("fused", 35, "which tile sizes are fastest", ("triton",)),
     "loss": Group("loss", 10, "the loss in chunks against its bare products", MODELS),
-    "attention": Group("loss", 25, "isolated documents, by attention implementation", MODELS),
-    "loop": Group("runs", 25, "copies to the GPU, and how long it idles in the training loop", RUNS),
-    "memory": Group("runs", 25, "predicted against measured memory", RUNS),
+    "attention": Group("loss", 20, "isolated documents, by attention implementation", MODELS),
+    "memory": Group("runs", 20, "predicted against measured memory", RUNS),
     "repeat": Group("runs", 15, "the same 20 steps twice: the same bits?", RUNS),
+    "loop": Group("runs", 20, "copies to the GPU, and how long it idles in the training loop", RUNS),
+    "fla": Group("conv", 20, "the same convolution in flash-linear-attention, where it is installed", ("triton",)),
     "play": Group(
-        "runs", 70, "canonlm play depo for a minute, and the sampler that feeds it", (*RUNS, "typer", "rich", "plotly")
+        "runs", 30, "canonlm play depo for a while, and the sampler that feeds it", (*RUNS, "typer", "rich", "plotly")
     ),
 }
 
@@ -69,6 +72,9 @@ def main() -> int:
     parser.add_argument("--only", help="groups, separated by commas")
     parser.add_argument("--minutes", type=float, default=9.0, help="for all groups; default: 9")
     parser.add_argument("--out", type=Path, help="folder of the results; default: benchmarks/results/gpu")
+    parser.add_argument(
+        "--wheels", type=Path, help="install the packages of this folder, for a machine without a network"
+    )
     parser.add_argument("--list", action="store_true", help="list the groups, and the question that each answers")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: a rehearsal")
     parser.add_argument("--group", help=argparse.SUPPRESS)  # for the processes that this command starts
@@ -87,8 +93,8 @@ def main() -> int:
     if options.device == "cuda" and (why := no_gpu()):
         print(f"gpu: {why}; --device cpu tries the same code without one", file=sys.stderr)
         return 1
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a group's process ends, too
-    install({package for name in names for package in GROUPS[name].needs})
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a group's process ends, too, and results are kept
+    install({package for name in names for package in GROUPS[name].needs}, options.wheels)
     states = run_all([name for name in GROUPS if name in names], options.device, out, end)
     return summary(states, out)
 
@@ -100,18 +106,22 @@ def no_gpu() -> str:
     return "torch finds no GPU" if subprocess.run(command, check=False).returncode else ""
 
 
-def install(packages: set[str]) -> None:
+def install(packages: set[str], wheels: Path | None) -> None:
     """Install the missing ones into a folder of this checkout. If pip fails, the groups report what they miss."""
     sys.path.append(str(PACKAGES))
-    missing = {{"yaml": "pyyaml"}.get(p, p) for p in packages if importlib.util.find_spec(p) is None} - {"triton"}
+    names = {{"yaml": "pyyaml"}.get(p, p) for p in packages if importlib.util.find_spec(p) is None} - {"triton"}
+    missing = sorted(names)
+    if wheels is not None:  # all of them, and nothing else: without a network pip finds no dependencies
+        missing = ["--no-index", "--no-deps", *(str(file) for file in sorted(wheels.glob("*.whl")))]
     if missing:
-        print(f"gpu: installing what is missing: {', '.join(sorted(missing))}", flush=True)
-        pip = [sys.executable, "-m", "pip", "install", "-q", "--retries", "0", "--timeout", "5"]
+        print(f"gpu: installing {wheels or 'what is missing: ' + ', '.join(missing)}", flush=True)
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--retries", "0", "--timeout", "5", "--upgrade"]
         with_pip = subprocess.run(
-            [*pip, "--target", str(PACKAGES), *sorted(missing)], capture_output=True, text=True, check=False
+            [*pip, "--target", str(PACKAGES), *missing], capture_output=True, text=True, check=False
         )
         if with_pip.returncode:
-            print(f"gpu: missing: {', '.join(sorted(missing))} (pip could not install them; no network?)", flush=True)
+            why = one_line((with_pip.stderr.strip().splitlines() or ["no network?"])[-1])
+            print(f"gpu: pip could not install {wheels or ', '.join(missing)}: {why}", flush=True)
         importlib.invalidate_caches()
 
 
@@ -193,11 +203,22 @@ def run_all(names: list[str], device: str, out: Path, end: float) -> dict[str, s
                 states[name] = f"failed: no number within {limit:.0f} s"
             results.end(states[name], time.monotonic() - start)
             print(f"  {states[name]}", flush=True)
+            archive(out)
     finally:
         for worker in waiting.values():
             worker.end()
             worker.log.unlink()
+        archive(out)
     return states
+
+
+def archive(out: Path) -> None:
+    """All results in one file, as some machines give back only a few."""
+    new = out / ".gpu.tar.gz.tmp"
+    with tarfile.open(new, "w:gz") as tar:
+        for file in sorted(path for path in out.iterdir() if path.is_file() and ".tar.gz" not in path.name):
+            tar.add(file, arcname=file.name)
+    new.replace(out / "gpu.tar.gz")
 
 
 def work(name: str, kind: str, out: Path) -> int:

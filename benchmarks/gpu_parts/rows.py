@@ -15,7 +15,7 @@ class Missing(Exception):
 class Row:
     """One number. `value` is None where it is not available; `note` then says why.
 
-    target: what the number should be, such as ">= 0.85"; such rows form the last table.
+    target: what the number should be, such as ">= 0.85" or "0.8 to 1.25"; such rows form the last table.
     """
 
     name: str
@@ -31,8 +31,14 @@ class Row:
         """Whether the target is met; None without a target or a value."""
         if not self.target or self.value is None:
             return None
-        sign, bound = self.target.split()
-        return self.value >= float(bound) if sign == ">=" else self.value <= float(bound)
+        match self.target.split():
+            case [">=", low]:
+                return self.value >= float(low)
+            case ["<=", high]:
+                return self.value <= float(high)
+            case [low, "to", high]:
+                return float(low) <= self.value <= float(high)
+        raise ValueError(f'target: expected ">= 1", "<= 1" or "0.8 to 1.25", got "{self.target}"')
 
     def __str__(self) -> str:
         settings = ", ".join(f"{key} {value}" for key, value in self.settings.items())

@@ -132,7 +132,7 @@ def memory(device: Device, out: Path) -> Iterator[Row]:
             settings = {"arch": ARCH, "recomputation": kind}
             more = {"predicted GB": plan.total / 1e9, "of it activations": plan.activations / 1e9}
             yield Row("memory at the peak", settings, peak, "GB", more=more)
-            yield Row("predicted over measured", settings, plan.total / 1e9 / peak, "x", target=">= 0.8")
+            yield Row("predicted over measured", settings, plan.total / 1e9 / peak, "x", target="0.8 to 1.25")
 
 
 def repeat(device: Device, out: Path) -> Iterator[Row]:
@@ -148,7 +148,7 @@ def repeat(device: Device, out: Path) -> Iterator[Row]:
 
 # -- the playground ---------------------------------------------------------------------------------------------------
 
-PLAYED = {"cuda": ("small", 60.0), "cpu": ("tiny", 5.0)}  # preset, seconds
+PLAYED = {"cuda": ("small", 20.0), "cpu": ("tiny", 5.0)}  # preset, seconds
 PLAY = ["--arch", ARCH, "--lr", "1e-3", "--seeds", "1"]
 
 

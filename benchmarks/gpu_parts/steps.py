@@ -76,6 +76,7 @@ def one_case(device: Device, case: Case) -> Iterator[Row]:
     settings: dict[str, Any] = {"shape": case.shape, "mode": case.mode}
     steps: dict[str, Callable[[], None]] = {}
     more: dict[str, dict[str, float]] = {}
+    flops: dict[str, float] = {}
     for name in case.models:
         try:
             device.empty_cache()
@@ -87,15 +88,17 @@ def one_case(device: Device, case: Case) -> Iterator[Row]:
             step()
             more[name] = {"peak GiB": device.peak_gib() - before}
             if peak := peak_flops(device.name, device.dtype):
-                more[name]["flops"] = flops_per_token(wrap(model), shape["time"]) / peak
+                flops[name] = flops_per_token(wrap(model), shape["time"]) / peak
             steps[name] = step
+            speed = input_ids.numel() / min(device.wall(step) for _ in range(2))
+            yield Row(f"step alone, {name}", settings, speed, "tokens/s", more=more[name])  # if no time is left
         except Exception as error:  # out of memory, no kernel: the others keep their numbers
             yield not_available(f"step, {name}", settings, error)
     took = device.wall_in_turns(steps, ROUNDS[device.kind])
     for name, seconds in took.items():
         speed = input_ids.numel() / statistics.median(seconds)
-        if "flops" in more[name]:
-            more[name]["MFU"] = speed * more[name].pop("flops")
+        if name in flops:
+            more[name]["MFU"] = speed * flops[name]
         yield Row(f"step, {name}", settings, speed, "tokens/s", more=more[name])
     for name in took:
         if name.startswith("llama+") and "llama" in took:

@@ -25,7 +25,13 @@ def doctor(again: Annotated[bool, AGAIN] = False, json: JsonFile = None) -> int:
         device = later.torch.device("cuda" if later.torch.cuda.is_available() else "cpu")
     machine = {**later.machine.environment(device), **later.selftest.versions()}
     rows: list[dict[str, Any]] = []
-    for form in later.registry.forms(device):
+    forms = later.registry.forms(device)
+    if device.type == "cuda":
+        with doing("compiling kernels"):
+            later.selftest.compile_all(
+                [(f.kernel, dtype) for f in forms if not f.missing for dtype in f.dtypes], device
+            )
+    for form in forms:
         for dtype in form.dtypes:
             row: dict[str, Any] = {"kernel": form.kernel.name, "used_for": form.used_for}
             row["dtype"] = str(dtype).removeprefix("torch.")

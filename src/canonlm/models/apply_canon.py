@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import Cache
 
 from canonlm.canon.apply import canon_all, canon_gated, canon_normed, canon_rotary
-from canonlm.models.cache import Layout, read_conv_state
+from canonlm.models.cache import Layout, read_conv_state, records_past
 from canonlm.models.norm import RMSNorm
 from canonlm.ops.canon_conv import NONE, State, masked
 
@@ -90,4 +90,4 @@ def _run(
 
 def _is_recorded(slot: Slot) -> bool:
     """Whether the cache keeps all inputs, as it may be rewound (prompt lookup)."""
-    return slot.cache is not None and slot.cache.is_recording_past(slot.layer_idx)
+    return slot.cache is not None and records_past(slot.cache.layers[slot.layer_idx])

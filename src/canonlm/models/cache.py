@@ -26,7 +26,7 @@ def for_canon(layout: Layout, h_BTD: Tensor, cache: Cache | None) -> Layout:
         compiles, past = torch.compiler.is_compiling(), None if cache is None else cache.get_seq_length()
         filled, records = (
             not compiles and bool(past),
-            cache is not None and any(map(cache.is_recording_past, range(len(cache)))),
+            cache is not None and any(map(records_past, cache.layers)),
         )
         if records and not compiles and has_padding_after(mask != 0, filled):
             what = "padding at the start of rows only, while the cache records its past (prompt lookup, crop)"
@@ -34,6 +34,11 @@ def for_canon(layout: Layout, h_BTD: Tensor, cache: Cache | None) -> Layout:
         if has_gaps(mask != 0, filled):
             return replace(layout, gaps=True)
     return for_kernels(layout, h_BTD)
+
+
+def records_past(layer: Any) -> bool:
+    """Whether a cache's layer keeps all inputs until it is cropped (transformers 5.17 cannot ask the cache)."""
+    return getattr(layer, "record_past", False)
 
 
 def document_runs(doc_ids_BT: Tensor, attention_mask_BT: Tensor | None) -> Tensor:
