@@ -25,13 +25,10 @@ def doctor(again: Annotated[bool, AGAIN] = False, json: JsonFile = None) -> int:
         device = later.torch.device("cuda" if later.torch.cuda.is_available() else "cpu")
     machine = {**later.machine.environment(device), **later.selftest.versions()}
     rows: list[dict[str, Any]] = []
-    forms = later.registry.forms(device)
     if device.type == "cuda":
         with doing("compiling kernels"):
-            later.selftest.compile_all(
-                [(f.kernel, dtype) for f in forms if not f.missing for dtype in f.dtypes], device
-            )
-    for form in forms:
+            later.registry.compile_all(device)
+    for form in later.registry.forms(device):
         for dtype in form.dtypes:
             row: dict[str, Any] = {"kernel": form.kernel.name, "used_for": form.used_for}
             row["dtype"] = str(dtype).removeprefix("torch.")

@@ -1,6 +1,9 @@
 """Every form of an op that a device uses, with the definition it is compared with (`canonlm doctor`)."""
 
+import os
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import NamedTuple
 
 import torch
@@ -12,7 +15,7 @@ from canonlm.ops.causal_conv_cpu import has_numba
 from canonlm.ops.gated_conv_cpu import convolve_gated
 from canonlm.ops.kernels import api, dispatch
 from canonlm.ops.rotary_conv_cpu import rotary_conv
-from canonlm.ops.selftest import Kernel
+from canonlm.ops.selftest import Kernel, attempt
 
 
 class Form(NamedTuple):
@@ -43,6 +46,19 @@ def forms(device: torch.device) -> list[Form]:
         *(Form(kernel, used_for, (torch.bfloat16,), why) for kernel, used_for in _FLA),
         *(Form(kernel, f"{used_for}, in float32", (torch.float32,)) for kernel, used_for in _CHUNKED),
     ]
+
+
+def compile_all(device: torch.device) -> None:
+    """Try all forms of a GPU at the same time, each in a process of its own: Triton keeps what it compiles on disk, so
+    that trials take no time afterwards. There are about seventy programs, and each takes a core for a second."""
+    with ProcessPoolExecutor(min(os.cpu_count() or 1, 16), get_context("spawn")) as pool:
+        for index, form in enumerate(forms(device)):
+            for dtype in () if form.missing else form.dtypes:
+                pool.submit(_try, index, device, dtype)  # what goes wrong is met again by the trial
+
+
+def _try(index: int, device: torch.device, dtype: torch.dtype) -> None:
+    attempt(forms(device)[index].kernel, device, dtype)
 
 
 _TRITON = {

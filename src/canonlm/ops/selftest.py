@@ -11,11 +11,10 @@ import json
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
@@ -162,14 +161,6 @@ def known(kernel: Kernel, device: torch.device, dtype: torch.dtype, *, again: bo
             json.dump({**_read(file), key: list(errors)}, new)
         os.replace(new.name, file)
     return errors
-
-
-def compile_all(trials: Sequence[tuple[Kernel, torch.dtype]], device: torch.device) -> None:
-    """Try kernels of a GPU at the same time, one process for each: Triton keeps what it compiles on disk, so that their
-    trials take no time afterwards. Compiling takes a core a second for each of about seventy programs."""
-    with ProcessPoolExecutor(min(os.cpu_count() or 1, 16), get_context("spawn")) as pool:
-        for kernel, dtype in trials:
-            pool.submit(attempt, kernel, device, dtype)  # what goes wrong is met again by the trial
 
 
 def versions() -> dict[str, str]:
