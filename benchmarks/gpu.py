@@ -47,11 +47,11 @@ class Group(NamedTuple):
 MODELS = ("pydantic", "transformers")
 RUNS = (*MODELS, "numba", "yaml", "filelock")
 GROUPS = {
-    "doctor": Group("checks", 45, "is every kernel that models would use right here?", (*MODELS, "typer", "rich")),
-    "tests": Group("checks", 60, "the tests that need a GPU", ("pytest", "hypothesis")),
-    "sanitizer": Group("checks", 45, "do kernels touch memory that is not theirs, or race?", ("pytest", "hypothesis")),
+    "doctor": Group("checks", 40, "is every kernel that models would use right here?", (*MODELS, "typer", "rich")),
+    "tests": Group("checks", 75, "the tests that need a GPU", ("pytest", "hypothesis")),
+    "sanitizer": Group("checks", 60, "do kernels touch memory that is not theirs, or race?", ("pytest", "hypothesis")),
     "conv": Group("conv", 40, "Canon's convolution against conv1d, other kernels and a copy of the same size"),
-    "train": Group("steps", 110, "what Canon costs in a training step; ours against transformers' Llama", MODELS),
+    "train": Group("steps", 100, "what Canon costs in a training step; ours against transformers' Llama", MODELS),
     "generate": Group("steps", 45, "what Canon costs in generation", MODELS),
     "fused": Group("fused", 25, "norm, Canon and gate in one kernel against separate kernels; decoding steps"),
     "tune": Group("fused", 35, "which tile sizes are fastest", ("triton",)),

@@ -47,8 +47,9 @@ def tests(device: Device, out: Path) -> Iterator[Row]:
     if importlib.util.find_spec("xdist") is not None and (cores := os.cpu_count() or 1) > 4:
         command += ["-n", str(min(8, cores // 2))]
     command += FILES if importlib.util.find_spec("pydantic") is not None else ALONE
+    environment = {"OMP_NUM_THREADS": "1"} | ({} if device.is_gpu else {"CANONLM_REHEARSE": "1"})
     states: dict[str, str] = {}
-    for line in lines_of(command, out / "tests.txt", {} if device.is_gpu else {"CANONLM_REHEARSE": "1"}):
+    for line in lines_of(command, out / "tests.txt", environment):
         if match := LINE.search(line):
             name = (match[1] or match[4]).partition(" - ")[0].removeprefix("tests/")
             if name not in states:  # pytest lists those that failed once more at its end
@@ -60,8 +61,8 @@ def tests(device: Device, out: Path) -> Iterator[Row]:
     yield Row("tests that passed", {}, count, "tests")
 
 
-TOOLS = {"memcheck": "bfloat16", "racecheck": "bfloat16 and step"}
-"""Of compute-sanitizer, and which tests of the kernels run under it: it makes them many times slower."""
+TOOLS = {"memcheck": "dtype1", "racecheck": "steps or dtype1 and (normed or gated)"}
+"""Of compute-sanitizer, and which tests of the kernels run under it (dtype1: bfloat16), as it makes them slow."""
 
 
 def sanitizer(device: Device, out: Path) -> Iterator[Row]:
@@ -69,19 +70,23 @@ def sanitizer(device: Device, out: Path) -> Iterator[Row]:
     if shutil.which("compute-sanitizer") is None or not device.is_gpu:
         yield not_available("errors", {}, "compute-sanitizer is not on the PATH" if device.is_gpu else "needs a GPU")
         return
-    # Each tensor in memory of its own, or a kernel could leave one and meet its neighbour.
-    alone = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    running = {}
     for tool, chosen in TOOLS.items():
-        command = ["compute-sanitizer", "--tool", tool, "--target-processes", "all", *PYTEST, "-x", "-o", "addopts="]
+        command = ["compute-sanitizer", "--tool", tool, "--target-processes", "all", *PYTEST, "-o", "addopts="]
         command += ["-p", "no:cacheprovider", *ALONE, "-k", chosen]
-        summary, passed = "", 0
-        for line in lines_of(command, out / f"{tool}.txt", alone):
-            summary = line if "SUMMARY" in line else summary
-            passed = int(found[1]) if (found := re.search(r"(\d+) passed", line)) else passed
-        errors = re.search(r"(\d+) (?:errors?|hazards?)", summary)
-        if errors is None or not passed:
+        # Each tensor in memory of its own, or a kernel could leave one and meet its neighbour.
+        alone = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"} if tool == "memcheck" else {}
+        with (out / f"{tool}.txt").open("w") as log:
+            environment = os.environ | {"OMP_NUM_THREADS": "4"} | alone
+            running[tool] = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
+    for tool, process in running.items():
+        process.wait()
+        text = (out / f"{tool}.txt").read_text()
+        errors = re.search(r"SUMMARY: (\d+) (?:errors?|hazards?)", text)
+        passed = re.search(r"(\d+) passed", text)
+        if errors is None or passed is None:
             raise RuntimeError(f"{tool} wrote no summary, see {out / f'{tool}.txt'}")
-        yield Row("errors", {"tool": tool}, float(errors[1]), "", target="<= 0", more={"tests": passed})
+        yield Row("errors", {"tool": tool}, float(errors[1]), "", target="<= 0", more={"tests": passed[1]})
 
 
 def lines_of(command: list[str], log: Path, environment: dict[str, str]) -> Iterator[str]:

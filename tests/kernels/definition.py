@@ -12,27 +12,28 @@ ACTS = {
 
 def conv(x, taps, bias=None, state=None, docs=None, mask=None, residual=True, activation="none", scale=1.0):
     """`[B, T, C]`; the state, which belongs to the first token's document, or zeros precede each row."""
-    kernel, taps = taps.shape[-1], taps.reshape(x.shape[-1], -1)
+    kernel, taps = taps.shape[-1], taps.reshape(x.shape[-1], -1).unbind(1)
+    shape, x = x.shape, [row.unbind() for row in x.unbind()]  # the gradient of x[b, t] would be as large as x
     rows = []
-    for b in range(x.shape[0]):
-        for t in range(x.shape[1]):
-            z = torch.zeros(x.shape[2], dtype=x.dtype) if bias is None else bias
+    for b in range(shape[0]):
+        for t in range(shape[1]):
+            z = torch.zeros_like(x[b][t]) if bias is None else bias
             for back in range(kernel):
                 past = t - back
                 if docs is not None and docs[b, max(past, 0)] != docs[b, t]:
                     break
-                z = z + taps[:, kernel - 1 - back] * input_at(x, state, mask, b, past)
+                z = z + taps[kernel - 1 - back] * input_at(x, state, mask, b, past)
             z = ACTS[activation](z)
             rows.append(scale * (z + input_at(x, state, mask, b, t)) if residual else scale * z)
-    return torch.stack(rows).reshape(x.shape)
+    return torch.stack(rows).reshape(shape)
 
 
 def input_at(x, state, mask, b, t):
     if t >= 0:
-        return x[b, t] if mask is None or mask[b, t] else 0 * x[b, t]
+        return x[b][t] if mask is None or mask[b, t] else 0 * x[b][t]
     if state is not None and -t <= state.shape[2]:
         return state[b, :, state.shape[2] + t]
-    return torch.zeros(x.shape[2], dtype=x.dtype)
+    return torch.zeros_like(x[b][0])
 
 
 def final_state(x, kernel, state=None, docs=None, mask=None):

@@ -58,6 +58,7 @@ def compile_all(device: torch.device) -> None:
 
 
 def _try(index: int, device: torch.device, dtype: torch.dtype) -> None:
+    torch.set_num_threads(1)  # the definitions run on the CPU, beside those of the other processes
     attempt(forms(device)[index].kernel, device, dtype)
 
 
