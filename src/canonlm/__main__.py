@@ -4,4 +4,5 @@ import sys
 
 from canonlm.cli import main
 
-sys.exit(main())
+if __name__ == "__main__":  # not in processes that it starts, which import this module
+    sys.exit(main())

@@ -10,6 +10,7 @@ from canonlm.core.errors import expected, unsupported
 from canonlm.models.cache import Layout, document_runs, documents_from_positions, positions_in_documents
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.mixers.attention import needs_no_mask
+from canonlm.ops.compiled import is_exporting
 from canonlm.ops.varlen import Documents, as_documents, doc_ids_of, is_visible, read_mask
 
 
@@ -41,7 +42,7 @@ def lay_out(
     new_mask = None if mask is None else mask[:, -time:]
     # A single token shows no restart, and comparing a static cache's length would break the graph. An exported graph
     # cannot compare it at all: there the length of an empty cache is 0, and that of a filled one a tensor.
-    exported = torch.compiler.is_exporting() and isinstance(past, Tensor)
+    exported = is_exporting() and isinstance(past, Tensor)
     stated = doc_ids is not None or seq_idx is not None or borders is not None
     if stated and doc_ids is None and not exported and past != 0:
         key = "seq_idx" if borders is None else "cu_seq_lens_q"

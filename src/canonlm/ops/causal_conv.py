@@ -15,7 +15,7 @@ from torch import Tensor
 
 from canonlm.ops.causal_conv_cpu import convolve, usable
 from canonlm.ops.causal_conv_plain import by_slices, same_document
-from canonlm.ops.compiled import materialize
+from canonlm.ops.compiled import is_exporting, materialize
 from canonlm.ops.derivatives import by_definition, differentiated_again, gradients
 
 BLOCK = 2**19
@@ -99,7 +99,7 @@ def conv_state(
     past_BKC = x_BTC.new_zeros(batch, kernel, channels) if state_BCK is None else state_BCK.transpose(1, 2)
     if mask_BT is None and doc_ids_BT is None:
         # An exported program would only take inputs for which this slice does the same.
-        recent = x_BTC if torch.compiler.is_exporting() else x_BTC[:, -kernel:]
+        recent = x_BTC if is_exporting() else x_BTC[:, -kernel:]
         return torch.cat([past_BKC.to(x_BTC.dtype), recent], dim=1)[:, -kernel:].transpose(1, 2)
     full = torch.cat([past_BKC.to(x_BTC.dtype), x_BTC], dim=1)
     steps = torch.arange(1, time + 1, device=x_BTC.device)

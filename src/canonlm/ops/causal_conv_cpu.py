@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from canonlm.ops.causal_conv_plain import by_documents
+from canonlm.ops.compiled import is_exporting
 from canonlm.ops.derivatives import by_definition, differentiated_again, gradients
 
 MAX_KERNEL = 8
@@ -39,7 +40,7 @@ def usable(x_BSC: Tensor, weight_KC: Tensor) -> bool:
     ones) and other dtypes."""
     return (
         x_BSC.device.type == "cpu"
-        and not torch.compiler.is_exporting()
+        and not is_exporting()
         and not by_definition()
         and type(x_BSC) in (Tensor, torch.nn.Parameter)
         and COMPUTE.get(x_BSC.dtype) == weight_KC.dtype

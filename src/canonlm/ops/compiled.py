@@ -7,6 +7,12 @@ import torch
 from torch import Tensor
 
 
+@torch.compiler.assume_constant_result
+def is_exporting() -> bool:
+    """Whether a program is exported. In torch 2.11, `torch.compiler.is_exporting()` is True in all compiled code."""
+    return torch.compiler.is_exporting()
+
+
 def materialize(x: Tensor) -> Tensor:
     """`x`, computed once into contiguous memory: a compiler for a CPU can neither recompute it in every loop that
     reads it nor read it in its old layout. In eager mode, and on a GPU, `x` itself."""
@@ -15,7 +21,7 @@ def materialize(x: Tensor) -> Tensor:
 
 def materialize_on_any_device(x: Tensor) -> Tensor:
     """As `materialize`, on every device: for numbers that are cheap to compute and that many kernels read."""
-    compiling = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+    compiling = torch.compiler.is_compiling() and not is_exporting()
     return _materialize(x) if compiling else x
 
 

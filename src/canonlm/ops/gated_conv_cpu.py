@@ -23,6 +23,7 @@ from canonlm.ops.causal_conv_cpu import (
     total,
 )
 from canonlm.ops.causal_conv_plain import by_documents
+from canonlm.ops.compiled import is_exporting
 from canonlm.ops.derivatives import by_definition, differentiated_again, gradients
 
 LIBRARY.define("cpu_gated(Tensor gate, Tensor up, Tensor gate_taps, Tensor up_taps, Tensor? doc_ids) -> Tensor")
@@ -41,7 +42,7 @@ def usable_gated(
     exact: only if the kernel's SiLU is torch's, bit by bit. It is where torch uses vectors (AVX2, AVX512).
     """
     return (
-        not torch.compiler.is_exporting()
+        not is_exporting()
         and not by_definition()
         and all(type(x) is Tensor and x.device.type == "cpu" for x in (gate_BTC, up_BTC))
         and all(x.dtype == torch.float32 for x in (gate_BTC, up_BTC, gate_taps_KC, up_taps_KC))

@@ -23,6 +23,7 @@ from canonlm.ops.causal_conv_cpu import (
     total,
 )
 from canonlm.ops.causal_conv_plain import by_documents
+from canonlm.ops.compiled import is_exporting
 from canonlm.ops.derivatives import by_definition, differentiated_again, gradients
 
 LIBRARY.define(
@@ -39,7 +40,7 @@ def usable_rotary(x_BTC: Tensor, weight_KC: Tensor, cos: Tensor, sin: Tensor) ->
     """Whether the operator can be used: on a CPU with numba, also in a compiled graph. Not in an exported program,
     which may run without canonlm."""
     return (
-        not torch.compiler.is_exporting()
+        not is_exporting()
         and not by_definition()
         and all(type(each) is Tensor and each.device.type == "cpu" for each in (x_BTC, cos, sin))
         and all(each.dtype == torch.float32 for each in (x_BTC, weight_KC, cos, sin))

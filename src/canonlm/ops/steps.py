@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from canonlm.ops.compiled import is_exporting
 from canonlm.ops.derivatives import by_definition
 
 Step = Callable[..., tuple[Tensor, Tensor]]
@@ -18,7 +19,7 @@ def by_steps(x_BT: Tensor) -> bool:
 
 def _exporting() -> bool:
     """Not with `strict=True`, where a compiler traces: it cannot make the loop, but it keeps our operators."""
-    return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+    return is_exporting() and not torch.compiler.is_dynamo_compiling()
 
 
 def run_steps(step: Step, state: Tensor, *xs_BT: Tensor) -> tuple[Tensor, Tensor]:

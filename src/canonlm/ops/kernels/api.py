@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from canonlm.ops.compiled import is_exporting
 from canonlm.ops.derivatives import by_definition
 from canonlm.ops.kernels import operators as operators  # registers them
 from canonlm.ops.kernels.documents import last_real as last_real
@@ -31,7 +32,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 def runs_on(*tensors: Tensor) -> bool:
     """Whether there are kernels for such inputs: on a GPU with Triton, or on a CPU in Triton's interpreter. An exported
     program has none, as it may run anywhere; nor have forward mode and torch.func's transforms."""
-    if not all(tensor.dtype in DTYPES for tensor in tensors) or torch.compiler.is_exporting() or by_definition():
+    if not all(tensor.dtype in DTYPES for tensor in tensors) or is_exporting() or by_definition():
         return False
     return tensors[0].device.type == device_type()
 
