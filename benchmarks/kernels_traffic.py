@@ -125,9 +125,9 @@ def count(call: Callable[[], object]) -> tuple[int, int, int]:
 def table() -> list[dict]:
     from canonlm.ops.kernels import launches
 
-    kept = launches.launch_at, launches.WARPS_PER_SM
+    kept = launches.launch_at, launches.TILES
     launches.launch_at = lambda *_: launches.Launch(CHANNELS, 1, stages=1, tokens=TOKENS)
-    launches.WARPS_PER_SM = 0  # no shorter tiles
+    launches.TILES = ()  # no shorter tiles
     try:
         rows = []
         for name, (least, separate, call) in kernels().items():
@@ -145,7 +145,7 @@ def table() -> list[dict]:
             )
         return rows
     finally:
-        launches.launch_at, launches.WARPS_PER_SM = kept
+        launches.launch_at, launches.TILES = kept
 
 
 def main() -> None:

@@ -20,9 +20,33 @@ def cache(tmp_path, monkeypatch):
     launches.tuned.cache_clear()
 
 
-def test_tiles_are_shorter_where_there_are_few_programs():
-    long, short = (launches.launch_of("forward", CPU, 4, batch, 4096, 2048).tokens for batch in (64, 1))
-    assert (long, short) == (256, 64)
+def tiles(kernel, batch, time, channels):
+    """Tokens of a tile, programs, and how many are resident on an H100."""
+    launch = launches.launch_of(kernel, CPU, 4, batch, time, channels)
+    programs = batch * -(-channels // launch.channels) * -(-time // launch.tokens)
+    return launch.tokens, programs, 132 * max(1, launch.resident // launch.warps)
+
+
+def test_tiles_are_short_where_there_are_few_programs():
+    assert tiles("normed_backward", 1, 4096, 2048) == (32, 128, 132)
+    assert tiles("forward", 1, 7, 64)[0] == 32
+
+
+@pytest.mark.parametrize("channels", [2048, 5632, 8192])
+@pytest.mark.parametrize("kernel", ["forward", "backward", "backward_act", "gated_forward", "gated_backward"])
+def test_the_last_wave_is_not_nearly_empty(kernel, channels):
+    """Waves times tokens of a tile are at most 1.4 times what perfectly even work would take."""
+    for batch in (4, 8, 16):
+        tokens, programs, resident = tiles(kernel, batch, 4096, channels)
+        even = batch * 4096 * -(-channels // 256) / resident
+        assert -(-programs // resident) * tokens <= 1.4 * max(even, 48), (batch, tokens)
+
+
+def test_a_tile_is_at_most_that_of_the_launch():
+    for most in (8, 16, 64, 100):
+        launch = launches.Launch(256, 2, tokens=most)
+        assert launches.tile_of(launch, 132, 4, 1000, 4096) <= most
+        assert launches.tile_of(launch, 132, 4, 1, 4096) == min(most, 32)
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])

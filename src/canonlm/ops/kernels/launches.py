@@ -16,7 +16,7 @@ from canonlm.core import user_folders
 
 @dataclass(frozen=True)
 class Launch:
-    """Tile sizes. `tokens` is the largest tile; a launch with few programs takes a smaller one."""
+    """Tile sizes. `tokens` is the largest tile; `launch_of` often takes a smaller one."""
 
     channels: int  # BC, of a program; for kernels with a norm, whose programs have all channels, of a warp
     warps: int
@@ -24,16 +24,17 @@ class Launch:
     stages: int = 2  # of the loop over rows: how many groups are under way
     tokens: int = 256  # LT
     registers: int | None = None  # of a thread, at most; None: the compiler decides
+    resident: int = 16  # warps of a multiprocessor at a time, which `benchmarks/kernels_static.py` compares with sm_90's
 
 
 # kernel -> for K <= 4, for K > 4
 LAUNCHES = {
     "sm_90": {
-        "forward": (Launch(256, 2, stages=3), Launch(256, 2, rows=8)),
-        "backward": (Launch(256, 2), Launch(256, 4)),
-        "backward_act": (Launch(256, 4), Launch(256, 4)),
-        "gated_forward": (Launch(256, 4), Launch(256, 4)),
-        "gated_backward": (Launch(256, 4, registers=96), Launch(256, 4, rows=2)),
+        "forward": (Launch(256, 2, stages=3, resident=36), Launch(256, 2, rows=8, resident=20)),
+        "backward": (Launch(256, 2, resident=28), Launch(256, 4, resident=28)),
+        "backward_act": (Launch(256, 4, resident=36), Launch(256, 4)),
+        "gated_forward": (Launch(256, 4, resident=40), Launch(256, 4, resident=20)),
+        "gated_backward": (Launch(256, 4, registers=96, resident=20), Launch(256, 4, rows=2, stages=1, resident=8)),
         "normed_forward": (Launch(128, 1), Launch(128, 1, rows=2)),
         "normed_backward": (Launch(128, 1, rows=2), Launch(64, 1, rows=2)),
         "step": (Launch(256, 2), Launch(256, 2)),
@@ -44,8 +45,8 @@ LAUNCHES = {
 LAUNCHES["sm_80"] = LAUNCHES["sm_90"]
 LAUNCHES["sm_100"] = LAUNCHES["sm_90"] | {"gated_backward": (Launch(256, 4, registers=128), Launch(256, 4, rows=1))}
 
-WARPS_PER_SM = 24
-"""A tile is halved until the launch has that many warps for each multiprocessor, or the tile is 64 tokens long."""
+TILES = (256, 192, 128, 96, 64, 48, 32)
+"""Tokens of a tile. Not more lengths: a kernel is compiled for each that it is used with."""
 
 
 def launch_of(kernel: str, device: torch.device, taps: int, batch: int, time: int, channels: int) -> Launch:
@@ -55,11 +56,22 @@ def launch_of(kernel: str, device: torch.device, taps: int, batch: int, time: in
     if kernel.startswith("normed"):  # a program has all channels, and more warps for more of them
         width = max(1 << (channels - 1).bit_length(), 16)
         launch = replace(launch, channels=width, warps=min(16, max(1, width // launch.channels)))
-    blocks = batch * max(1, channels // launch.channels)
-    tokens = launch.tokens
-    while tokens > 64 and blocks * -(-time // tokens) * launch.warps < WARPS_PER_SM * processors:
-        tokens //= 2
-    return replace(launch, tokens=tokens)
+    blocks = batch * max(1, -(-channels // launch.channels))
+    return replace(launch, tokens=tile_of(launch, processors, taps, blocks, time))
+
+
+@functools.lru_cache(maxsize=1024)
+def tile_of(launch: Launch, processors: int, taps: int, blocks: int, time: int) -> int:
+    """The tokens of a tile for which a launch of `blocks` programs for each tile takes least time: all that are resident
+    walk over one tile each, then the next ones do, and a nearly empty last wave takes as long as a full one. A tile
+    also costs its edges: K - 1 rows that are read twice, K taps and K sums of gradients."""
+    resident = processors * max(1, launch.resident // launch.warps)
+
+    def cost(tokens: int) -> int:
+        waves = -(-blocks * -(-time // tokens) // resident)
+        return waves * (tokens + 2 * taps)
+
+    return min([launch.tokens, *(tile for tile in TILES if tile < launch.tokens)], key=cost)
 
 
 def launch_at(arch: str, kernel: str, taps: int) -> Launch:

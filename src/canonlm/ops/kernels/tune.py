@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from multiprocessing import get_context
@@ -105,7 +106,10 @@ def candidates(name: str, kernel: int) -> list[Launch]:
     sizes = product(
         CANDIDATES[name], ((4, 2), (4, 3), (8, 2)) if name == "forward" else ((4, 2), (2, 2)), (64, 128, 256)
     )
-    tiles = [Launch(*channels, *rows, tokens=tokens) for channels, rows, tokens in sizes]
+    tiles = [
+        replace(usual, channels=channels, warps=warps, rows=rows, stages=stages, tokens=tokens, registers=None)
+        for (channels, warps), (rows, stages), tokens in sizes
+    ]
     return [usual, *(tile for tile in tiles if tile != usual)]
 
 
