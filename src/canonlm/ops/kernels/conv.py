@@ -23,6 +23,7 @@ from canonlm.ops.kernels.primitives import (
     act,
     act_and_slope,
     code_at,
+    earlier,
     locate,
     pick,
     row_before,
@@ -119,11 +120,12 @@ def backward(
     codes = reach + b * T
 
     w, dw, dbias = taps_of(pick(taps, index), c, C, K), zeros(K, BC), tl.full([BC], 0.0, tl.float32)
-    ahead, ahead_reach = (), ()
-    for i in tl.static_range(0, K - 1):
+    ahead, reaches = zeros(K - 1, BC), tile * 0
+    for m in tl.static_range(1, K):
+        i = K - 1 - m
         t = t0 + LT + i
         row = tl.load(dy_tile + (LT + i) * dy_stride + c, mask=c < tl.where(t < T, C, 0), other=0.0).to(tl.float32)
-        ahead, ahead_reach = ahead + (row,), ahead_reach + (code_at(codes, t, T, HAS_REACH) & 7,)
+        ahead, reaches = earlier(row, code_at(codes, t, T, HAS_REACH), ahead, reaches, K, HAS_REACH)
 
     for g in tl.range(0, LT, U, num_stages=STAGES):
         rows, flows, marks = (), (), ()
@@ -135,7 +137,7 @@ def backward(
             marks = marks + (code,)
         for u in tl.static_range(0, U):
             j = LT - 1 - g - u
-            dx, dw = accumulate_gradients(flows[u] * w[0], dw, rows[u], flows[u], ahead, ahead_reach, w, K, HAS_REACH)
+            dx, dw = accumulate_gradients(flows[u] * w[0], dw, rows[u], flows[u], ahead, w, K)
             if HAS_BIAS:
                 dbias += flows[u]
             if RESIDUAL:
@@ -143,7 +145,7 @@ def backward(
             if HAS_REACH:
                 dx = tl.where((marks[u] & 8) != 0, 0.0, dx)
             store_row(dx_tile + j * C + c, dx * scale, c < tl.where(t0 + j < T, C, 0))
-            ahead, ahead_reach = shifted(flows[u], ahead, K), shifted(marks[u] & 7, ahead_reach, K)
+            ahead, reaches = earlier(flows[u], marks[u], ahead, reaches, K, HAS_REACH)
 
     if HAS_STATE:  # the tokens before the first, in programs of the first tile
         first = tl.where(tile == 0, C, 0)
@@ -152,9 +154,9 @@ def backward(
         store_row(grad, zero_row, c < first)  # of the oldest input, which no tap reaches
         for m in tl.static_range(1, K):
             row = tl.load(before + (K - m), mask=c < first, other=0.0).to(x_tile.dtype.element_ty).to(tl.float32)
-            dx, dw = accumulate_gradients(zero_row, dw, row, zero_row, ahead, ahead_reach, w, K, HAS_REACH)
+            dx, dw = accumulate_gradients(zero_row, dw, row, zero_row, ahead, w, K)
             store_row(grad + (K - m), dx * scale, c < first)
-            ahead, ahead_reach = shifted(zero_row, ahead, K), shifted(7, ahead_reach, K)
+            ahead, reaches = earlier(zero_row, 7, ahead, reaches, K, HAS_REACH)
 
     out = partials + ((b * tl.num_programs(1) + tile) * total + offset + c) * (K + HAS_BIAS)
     for i in tl.static_range(0, K):

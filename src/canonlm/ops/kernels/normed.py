@@ -19,6 +19,7 @@ from canonlm.ops.kernels.primitives import (
     accumulate_gradients,
     code_at,
     combined,
+    earlier,
     row_of,
     shifted,
     store_row,
@@ -136,34 +137,36 @@ def backward(
 
     w, dw, dg = combined(taps_of(taps, c, C, K), scale, K, RESIDUAL), zeros(K, BC), tl.full([BC], 0.0, tl.float32)
     g = tl.load(weight + c, mask=c < C, other=0.0).to(tl.float32)
-    ahead, ahead_reach = (), ()
-    for i in tl.static_range(0, K - 1):
+    ahead, reaches = zeros(K - 1, BC), tile * 0
+    for m in tl.static_range(1, K):
+        i = K - 1 - m
         t = t0 + LT + i
         row = tl.load(dy_tile + (LT + i) * dy_t + c, mask=c < tl.where(t < T, C, 0), other=0.0).to(tl.float32)
-        ahead, ahead_reach = ahead + (row,), ahead_reach + (code_at(codes, t, T, HAS_REACH) & 7,)
+        ahead, reaches = earlier(row, code_at(codes, t, T, HAS_REACH), ahead, reaches, K, HAS_REACH)
 
     for n in tl.range(0, LT, U, num_stages=STAGES):
         rows, dys, flows, marks, rs = (), (), (), (), ()
         for u in tl.static_range(0, U):
             j = LT - 1 - n - u
             mask = c < tl.where(t0 + j < T, C, 0)
-            rows = rows + (row_of(x_tile + j * x_t + c, mask, 0, False),)
+            code = code_at(codes, t0 + j, T, HAS_REACH)
+            rows = rows + (row_of(x_tile + j * x_t + c, mask, code, HAS_REACH),)
             dys = dys + (row_of(dy_tile + j * dy_t + c, mask, 0, False),)
             if HAS_FLOW:
                 flows = flows + (row_of(flow_tile + j * flow_t + c, mask, 0, False),)
-            marks = marks + (code_at(codes, t0 + j, T, HAS_REACH),)
-            rs = rs + (tl.load(rstd + b * T + t0 + j, mask=t0 + j < T, other=0.0),)
+            r = tl.load(rstd + b * T + t0 + j, mask=t0 + j < T, other=0.0)
+            if HAS_REACH:
+                r = tl.where((code & 8) != 0, 0.0, r)
+            marks, rs = marks + (code,), rs + (r,)
         dhs, products = (), ()
         for u in tl.static_range(0, U):
             unit = rows[u] * rs[u]
-            h = normalised(rows[u], rs[u], g, marks[u], dtype, HAS_REACH)
-            dh, dw = accumulate_gradients(dys[u] * w[0], dw, h, dys[u], ahead, ahead_reach, w, K, HAS_REACH)
-            if HAS_REACH:
-                dh = tl.where((marks[u] & 8) != 0, 0.0, dh)
+            h = normalised(rows[u], rs[u], g, 0, dtype, False)
+            dh, dw = accumulate_gradients(dys[u] * w[0], dw, h, dys[u], ahead, w, K)
             dg += dh * unit
             dh *= g
             dhs, products = dhs + (dh,), products + (dh * unit,)
-            ahead, ahead_reach = shifted(dys[u], ahead, K), shifted(marks[u] & 7, ahead_reach, K)
+            ahead, reaches = earlier(dys[u], marks[u], ahead, reaches, K, HAS_REACH)
         sums = sums_of(products, U)
         for u in tl.static_range(0, U):
             j = LT - 1 - n - u
@@ -179,9 +182,9 @@ def backward(
         store_row(grad, zero_row, c < first)
         for m in tl.static_range(1, K):
             row = tl.load(before + (K - m), mask=c < first, other=0.0).to(dtype).to(tl.float32)
-            dh, dw = accumulate_gradients(zero_row, dw, row, zero_row, ahead, ahead_reach, w, K, HAS_REACH)
+            dh, dw = accumulate_gradients(zero_row, dw, row, zero_row, ahead, w, K)
             store_row(grad + (K - m), dh, c < first)
-            ahead, ahead_reach = shifted(zero_row, ahead, K), shifted(7, ahead_reach, K)
+            ahead, reaches = earlier(zero_row, 7, ahead, reaches, K, HAS_REACH)
 
     out = partials + ((b * tl.num_programs(0) + tile) * C + c) * (K + 1)
     for i in tl.static_range(0, K):

@@ -104,16 +104,29 @@ def weighted(row, past, w, mark, K: tl.constexpr, HAS_REACH: tl.constexpr):
 
 
 @triton.jit
-def accumulate_gradients(dx, dw, row, flow, ahead, ahead_reach, w, K: tl.constexpr, HAS_REACH: tl.constexpr):
-    """dx + sum_{i>0} w_i * dy_{t+i}, and dw_i + x_t * dy_{t+i}, of the tokens that reach back to t."""
+def accumulate_gradients(dx, dw, row, flow, ahead, w, K: tl.constexpr):
+    """dx + sum_{i>0} w_i * dy_{t+i}, and dw_i + x_t * dy_{t+i}, with the rows of `earlier`."""
     sums = (dw[0] + row * flow,)
     for i in tl.static_range(1, K):
-        flow = ahead[i - 1]
-        if HAS_REACH:
-            flow = tl.where(ahead_reach[i - 1] >= i, flow, 0.0)
-        dx += flow * w[i]
-        sums = sums + (dw[i] + row * flow,)
+        dx += ahead[i - 1] * w[i]
+        sums = sums + (dw[i] + row * ahead[i - 1],)
     return dx, sums
+
+
+@triton.jit
+def earlier(flow, mark, ahead, reaches, K: tl.constexpr, HAS_REACH: tl.constexpr):
+    """dy_{t+1} … dy_{t+K-1} for the token before: `flow` comes in, the last leaves, and a row becomes zero when its
+    token does not reach back so far. `reaches` has four bits for the reach of each."""
+    if HAS_REACH:
+        reaches = (reaches << 4) | (mark & 7)
+    rows = shifted(flow, ahead, K)
+    near = ()
+    for i in tl.static_range(0, K - 1):
+        row = rows[i]
+        if HAS_REACH:
+            row = tl.where(((reaches >> (4 * i)) & 7) > i, row, 0.0)
+        near = near + (row,)
+    return near, reaches
 
 
 @triton.jit
@@ -142,12 +155,16 @@ def spread(pending, dz, w, mark, K: tl.constexpr, HAS_REACH: tl.constexpr):
 
 @triton.jit
 def shifted(row, past, K: tl.constexpr):
-    """`past` one token later: `row` comes in, the oldest leaves."""
+    """`past` one token later: `row` comes in, the oldest leaves.
+
+    The casts do nothing on a GPU. Without them a loop hands some rows on as they came in, and Triton does not load a
+    loop's rows ahead of time if a value lives for longer than to the next round.
+    """
     rows = ()
     if K > 1:
         rows = (row,)
         for i in tl.static_range(0, K - 2):
-            rows = rows + (past[i],)
+            rows = rows + (past[i].to(tl.int32, bitcast=True).to(tl.float32, bitcast=True),)
     return rows
 
 
