@@ -2,7 +2,8 @@
 
 Run in the kernels' environment (`make test-kernels` does): .venv-kernels/bin/python benchmarks/kernels_static.py
 Writes benchmarks/results/kernels-static.json, a row per kernel and architecture. The exit code is 1 if a kernel spills
-registers, has narrow loads, or stores between its loads. Nothing is executed on a device.
+registers, has narrow loads, stores between its loads, does not load rows ahead of time, or if fewer of its programs fit
+into a multiprocessor than its launch assumes. Nothing is executed on a device.
 """
 
 import argparse
@@ -75,12 +76,14 @@ def describe(kernel) -> dict:
             order += "S"
     registers, warps = numbers["REG"], kernel.metadata.num_warps
     blocks = 65536 // (-(-registers // 8) * 8 * 32 * warps)  # per multiprocessor, limited by its registers
+    blocks = min(blocks, 32, 233472 // (kernel.metadata.shared + 1024))  # and by an H100's shared memory
     return {
         "registers": registers,
         "warps": warps,
         "warps_per_sm": min(64, blocks * warps),
         "shared_bytes": kernel.metadata.shared,
         "spills": len(re.findall(r"\b(?:LDL|STL)\b", sass)) + numbers["LOCAL"],
+        "asynchronous": len(re.findall(r"\bLDGSTS\b", sass)),
         "loads": {str(width): loads.count(width) for width in sorted(set(loads))},
         "order": re.sub(r"(.)\1*", lambda run: f"{len(run[0])}{run[1]} ", order).strip(),
     }
@@ -159,6 +162,19 @@ def variants():
 
         yield f"forward, state in and out, K={kernel}", prefill, "forward", kernel, 1, True
         yield f"backward, state, documents, K={kernel}", with_state, "backward", kernel, 1, True
+    for width in (1365, 2730, 5461, 5632):  # 8/3 of 512, 1024 and 2048; that of 2048 rounded up
+        wide, w = rows(width), [taps(width)] * 2
+        for documents in (None, reach):
+            tail = f", {width} wide" + (", documents" if documents is not None else "")
+
+            def gated_forward(x=wide, w=w, r=documents):
+                gated.run_forward(x, x, w, None, r, None, **act, return_state=False)
+
+            def gated_backward(x=wide, w=w, r=documents):
+                gated.run_backward(x, x, x, w, None, r, **act)
+
+            yield "act(gate) * up forward" + tail, gated_forward, "gated_forward", 4, 1, False
+            yield "act(gate) * up backward" + tail, gated_backward, "gated_backward", 4, 2, False
     w = taps(2048)
 
     def three():
@@ -195,7 +211,13 @@ def complaints(row: dict, results: int, reads_state: bool) -> list[str]:
     narrow = sum(count for width, count in row["loads"].items() if 1 < int(width) < wide)
     weights = row["K"] * row["channels_per_thread"] * (2 if "gated" in row["launch"] else 1)
     scalars = row["rows"] if row["launch"] == "normed_backward" else 0
-    if not reads_state and narrow > (weights + scalars if wide == 8 else 0):
+    odd = row["width"] % 16 > 0  # rows begin at any address
+    if results and not odd and not row["asynchronous"] and row["stages"] > 1:
+        wrong.append("no row is loaded ahead of time")
+    full = results and not odd and row["arch"] == "sm_90" and "documents" not in row["kernel"]
+    if full and row["warps_per_sm"] < row["resident"]:
+        wrong.append(f"{row['warps_per_sm']} resident warps; its launch says {row['resident']}")
+    if not reads_state and not odd and narrow > (weights + scalars if wide == 8 else 0):
         wrong.append(f"{narrow} loads of less than {wide} bytes; taps and scalars are {weights + scalars}")
     runs = [int(run[:-1]) for run in row["order"].split() if run[-1] == "S"]
     if max(runs) < row["rows"] * results:
@@ -217,17 +239,20 @@ def main() -> int:
         for name, call, launch_name, kernel, results, reads_state in variants():
             if args.only not in name:
                 continue
-            if args.check and kernel > 4 and arch != 90:
+            if args.check and arch != 90 and (kernel > 4 or " wide" in name):
                 continue  # to save time
             [compiled] = compiled_by(call, arch)
-            launch = launches.launch_of(launch_name, torch.device("cpu"), kernel, 8, 512, 2048 if kernel == 4 else 1024)
+            width = int(re.search(r"(\d+) wide|$", name)[1] or (2048 if kernel == 4 else 1024))
+            launch = launches.launch_of(launch_name, torch.device("cpu"), kernel, 8, 512, width)
             row = {"kernel": name, "arch": f"sm_{arch}", "launch": launch_name, "K": kernel, **describe(compiled)}
             row |= {"rows": launch.rows, "channels": launch.channels, "stages": launch.stages}
+            row |= {"width": width, "resident": launch.resident}
             row["channels_per_thread"] = max(1, launch.channels // (32 * row["warps"]))
             wrong = complaints(row, results, reads_state)
             failures += bool(wrong)
             print(
                 f"sm_{arch:<4}{name:<44}{row['registers']:>4} registers {row['warps_per_sm']:>3} warps/SM  "
+                f"{row['asynchronous']:>3} asynchronous loads  "
                 f"{'; '.join(wrong) or 'ok'}",
                 flush=True,
             )

@@ -31,7 +31,7 @@ class Launch:
 LAUNCHES = {
     "sm_90": {
         "forward": (Launch(256, 2, stages=3, resident=36), Launch(256, 2, rows=8, resident=20)),
-        "backward": (Launch(256, 2, resident=28), Launch(256, 4, resident=28)),
+        "backward": (Launch(256, 2, resident=24), Launch(256, 4, resident=28)),
         "backward_act": (Launch(256, 4, resident=36), Launch(256, 4)),
         "gated_forward": (Launch(256, 4, resident=40), Launch(256, 4, resident=20)),
         "gated_backward": (Launch(256, 4, registers=96, resident=20), Launch(256, 4, rows=2, stages=1, resident=8)),
@@ -56,6 +56,8 @@ def launch_of(kernel: str, device: torch.device, taps: int, batch: int, time: in
     if kernel.startswith("normed"):  # a program has all channels, and more warps for more of them
         width = max(1 << (channels - 1).bit_length(), 16)
         launch = replace(launch, channels=width, warps=min(16, max(1, width // launch.channels)))
+    if channels % 16:  # rows are loaded in pieces of 2 bytes, which takes more registers
+        launch = replace(launch, registers=None)
     blocks = batch * max(1, -(-channels // launch.channels))
     return replace(launch, tokens=tile_of(launch, processors, taps, blocks, time))
 
