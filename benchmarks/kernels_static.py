@@ -210,7 +210,9 @@ def complaints(row: dict, results: int, reads_state: bool) -> list[str]:
     wide = min(8, 2 * row["channels_per_thread"])  # bytes of a bfloat16 row that a thread loads at once
     narrow = sum(count for width, count in row["loads"].items() if 1 < int(width) < wide)
     weights = row["K"] * row["channels_per_thread"] * (2 if "gated" in row["launch"] else 1)
-    scalars = row["rows"] if row["launch"] == "normed_backward" else 0
+    scalars = row["rows"] * row["stages"] if row["launch"] == "normed_backward" else 0
+    if not results and row["shared_bytes"] > 64:
+        wrong.append("the state passes through shared memory")
     odd = row["width"] % 16 > 0  # rows begin at any address
     if results and not odd and not row["asynchronous"] and row["stages"] > 1:
         wrong.append("no row is loaded ahead of time")

@@ -37,9 +37,9 @@ LAUNCHES = {
         "gated_backward": (Launch(256, 4, registers=96, resident=20), Launch(256, 4, rows=2, stages=1, resident=8)),
         "normed_forward": (Launch(128, 1), Launch(128, 1, rows=2)),
         "normed_backward": (Launch(128, 1, rows=2), Launch(64, 1, rows=2)),
-        "step": (Launch(256, 2), Launch(256, 2)),
-        "gated_step": (Launch(256, 2), Launch(256, 2)),
-        "normed_step": (Launch(256, 1), Launch(256, 1)),
+        "step": (Launch(128, 4), Launch(256, 2)),
+        "gated_step": (Launch(128, 4), Launch(256, 2)),
+        "normed_step": (Launch(128, 4), Launch(256, 2)),
     },
 }
 LAUNCHES["sm_80"] = LAUNCHES["sm_90"]
@@ -53,7 +53,7 @@ def launch_of(kernel: str, device: torch.device, taps: int, batch: int, time: in
     """The launch for inputs `[batch, time, channels]` (`channels`: of all tensors)."""
     arch, processors = _card(device)
     launch = launch_at(arch, kernel, taps)
-    if kernel.startswith("normed"):  # a program has all channels, and more warps for more of them
+    if kernel in ("normed_forward", "normed_backward"):  # a program has all channels, and more warps for more of them
         width = max(1 << (channels - 1).bit_length(), 16)
         launch = replace(launch, channels=width, warps=min(16, max(1, width // launch.channels)))
     if channels % 16:  # rows are loaded in pieces of 2 bytes, which takes more registers

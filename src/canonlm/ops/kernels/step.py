@@ -1,8 +1,9 @@
 """Triton kernels of one decoding step: y_t of the newest token, and the state updated in place.
 
 A state is `[B, sum of C, K]`: the last K inputs of every channel. It loses the oldest, and x is written to its end; a
-row whose `real` is 0 (padding) keeps its state. A program reads its part of the state before it writes there. That
-takes a barrier, as the compiler may give the shifted store to another thread than the load.
+row whose `real` is 0 (padding) keeps its state. For K = 4 a thread has one channel, and reads and writes its four inputs
+at once (8 bytes in bfloat16), as it reads its taps. A program reads its part of the state before it writes there. That
+takes a barrier, as several threads may read the same channel.
 """
 
 from collections.abc import Sequence
@@ -13,33 +14,54 @@ from torch import Tensor
 
 from canonlm.ops.kernels.host import or_any, rowwise, strides
 from canonlm.ops.kernels.launches import launch_of
-from canonlm.ops.kernels.primitives import act, locate, pick, row_of, store_row, taps_of
+from canonlm.ops.kernels.primitives import act, locate, pick, row_of, store_row
 
 
 @triton.jit
-def columns_of(state, c, C, K: tl.constexpr):
-    columns = ()
-    for j in tl.static_range(0, K):
-        columns = columns + (tl.load(state + j, mask=c < C, other=0.0),)
-    return columns
+def columns_of(rows, c, C, K: tl.constexpr):
+    """The K columns of `[C, K]`; `rows` points to the rows of channels c."""
+    if K == 4:
+        tile = tl.load(rows[:, None] + tl.arange(0, 4)[None, :], mask=(c < C)[:, None], other=0.0)
+        even, odd = tl.split(tl.reshape(tile, [c.shape[0], 2, 2]))
+        first, third = tl.split(even)
+        second, fourth = tl.split(odd)
+        return first, second, third, fourth
+    else:
+        columns = ()
+        for j in tl.static_range(0, K):
+            columns = columns + (tl.load(rows + j, mask=c < C, other=0.0),)
+        return columns
 
 
 @triton.jit
-def convolved(x, columns, w, K: tl.constexpr):
+def store_columns(rows, columns, c, C, K: tl.constexpr):
+    if K == 4:
+        pairs = tl.join(tl.join(columns[0], columns[2]), tl.join(columns[1], columns[3]))
+        tile = tl.reshape(pairs, [c.shape[0], 4])
+        tl.store(rows[:, None] + tl.arange(0, 4)[None, :], tile, mask=(c < C)[:, None])
+    else:
+        for j in tl.static_range(0, K):
+            tl.store(rows + j, columns[j], mask=c < C)
+
+
+@triton.jit
+def convolved(x, columns, taps, c, C, K: tl.constexpr):
     """sum_j w_j * (the K inputs that end with x)"""
-    z = x * w[0]
+    w = columns_of(taps + c * K, c, C, K)
+    z = x * w[K - 1].to(tl.float32)
     for i in tl.static_range(1, K):
-        z += columns[K - i].to(tl.float32) * w[i]
+        z += columns[K - i].to(tl.float32) * w[K - 1 - i].to(tl.float32)
     return z
 
 
 @triton.jit
 def update_state(state, columns, x, c, C, keep, K: tl.constexpr):
     """Write the K inputs that end with x to the state, or its old content where `keep`."""
+    after = ()
     for j in tl.static_range(0, K - 1):
-        tl.store(state + j, tl.where(keep, columns[j], columns[j + 1]), mask=c < C)
-    newest = tl.where(keep, columns[K - 1], x.to(columns[0].dtype))
-    tl.store(state + (K - 1), newest, mask=c < C)
+        after = after + (tl.where(keep, columns[j], columns[j + 1]),)
+    after = after + (tl.where(keep, columns[K - 1], x.to(columns[0].dtype)),)
+    store_columns(state, after, c, C, K)
 
 
 @triton.jit
@@ -54,11 +76,10 @@ def step(
     C = pick(sizes, index)
     c = block * BC + tl.arange(0, BC)
     keep = is_padding(real, b, real_b, HAS_REAL)
-    w = taps_of(pick(taps, index), c, C, K)
     x = row_of(pick(xs, index) + b * pick(strides_b, index) + c, c < C, keep * 8, HAS_REAL)
     before = state + b * state_b + (offset + c) * K
     columns = columns_of(before, c, C, K)
-    z = convolved(x, columns, w, K)
+    z = convolved(x, columns, pick(taps, index), c, C, K)
     if HAS_BIAS:
         z += tl.load(pick(biases, index) + c, mask=c < C, other=0.0).to(tl.float32)
     z = act(z, ACT)
@@ -79,11 +100,10 @@ def gated_step(
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     keep = is_padding(real, b, real_b, HAS_REAL)
     before = state + b * state_b + c * K
-    v, w = taps_of(gate_taps, c, C, K), taps_of(up_taps, c, C, K)
     gate_row = row_of(gate + b * gate_b + c, c < C, keep * 8, HAS_REAL)
     up_row = row_of(up + b * up_b + c, c < C, keep * 8, HAS_REAL)
     gates, ups = columns_of(before, c, C, K), columns_of(before + C * K, c, C, K)
-    z, r = convolved(gate_row, gates, v, K), convolved(up_row, ups, w, K)
+    z, r = convolved(gate_row, gates, gate_taps, c, C, K), convolved(up_row, ups, up_taps, c, C, K)
     if RESIDUAL:
         z += gate_row
         r += up_row
@@ -96,21 +116,22 @@ def gated_step(
 @triton.jit
 def normed_step(
     x, weight, taps, state, real, y, C, x_b, state_b, real_b, eps, scale,
-    K: tl.constexpr, HAS_REAL: tl.constexpr, RESIDUAL: tl.constexpr, BC: tl.constexpr,
+    K: tl.constexpr, HAS_REAL: tl.constexpr, RESIDUAL: tl.constexpr, BC: tl.constexpr, ALL: tl.constexpr,
 ):  # fmt: skip
-    """canon(rms_norm(x) * weight); a program per row."""
-    b = tl.program_id(0).to(tl.int64)
-    c = tl.arange(0, BC)
+    """canon(rms_norm(x) * weight) for a block of channels; each program reads the whole row for its norm."""
+    b = tl.program_id(1).to(tl.int64)
+    c, every = tl.program_id(0) * BC + tl.arange(0, BC), tl.arange(0, ALL)
     keep = is_padding(real, b, real_b, HAS_REAL)
-    w, before = taps_of(taps, c, C, K), state + b * state_b + c * K
+    before = state + b * state_b + c * K
     columns = columns_of(before, c, C, K)
     g = tl.load(weight + c, mask=c < C, other=0.0).to(tl.float32)
-    row = tl.load(x + b * x_b + c, mask=c < C, other=0.0).to(tl.float32)
-    h = row * (1.0 / tl.sqrt(tl.sum(row * row, axis=0) / C + eps)) * g
+    row = tl.load(x + b * x_b + every, mask=every < C, other=0.0).to(tl.float32)
+    own = tl.load(x + b * x_b + c, mask=c < C, other=0.0).to(tl.float32)
+    h = own * (1.0 / tl.sqrt(tl.sum(row * row, axis=0) / C + eps)) * g
     h = h.to(x.dtype.element_ty).to(tl.float32)  # what the state holds, and what the norm alone returns
     if HAS_REAL:
         h = tl.where(keep != 0, 0.0, h)
-    z = convolved(h, columns, w, K)
+    z = convolved(h, columns, taps, c, C, K)
     if RESIDUAL:
         z += h
     tl.debug_barrier()
@@ -187,9 +208,9 @@ def run_normed_step(
     kernel, (batch, _, channels) = taps.shape[-1], x.shape
     y = x.new_empty(x.shape)
     launch = launch_of("normed_step", x.device, kernel, batch, 1, channels)
-    normed_step[(batch,)](
+    normed_step[-(-channels // launch.channels), batch](
         x, weight, taps, state, *or_any(state, real), y, channels, x.stride(0), state.stride(0),
         0 if real is None else real.stride(0), eps, scale,
-        kernel, real is not None, residual, launch.channels, num_warps=launch.warps,
+        kernel, real is not None, residual, launch.channels, 1 << (channels - 1).bit_length(), num_warps=launch.warps,
     )  # fmt: skip
     return y
