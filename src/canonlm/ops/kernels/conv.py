@@ -47,7 +47,7 @@ def forward(
 ):  # fmt: skip
     tile, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
     index, block, offset = locate(sizes, tl.program_id(0), BC)
-    C, stride = pick(sizes, index), pick(strides_t, index)
+    C, stride = pick(sizes, index), pick(strides_t, index).to(tl.int64)
     t0 = tile * LT
     c = block * BC + tl.arange(0, BC)
     x = pick(xs, index) + b * pick(strides_b, index)
@@ -111,7 +111,7 @@ def backward(
     which is all that dx_t = sum_i w_i * dy_{t+i} and x_t's share of dw_i = sum_t x_t * dy_{t+i} need."""
     tile, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
     index, block, offset = locate(sizes, tl.program_id(0), BC)
-    C, stride, dy_stride = pick(sizes, index), pick(strides_t, index), pick(dy_t, index)
+    C, stride, dy_stride = pick(sizes, index), pick(strides_t, index).to(tl.int64), pick(dy_t, index).to(tl.int64)
     t0 = tile * LT
     c = block * BC + tl.arange(0, BC)
     x_tile = pick(xs, index) + b * pick(strides_b, index) + t0.to(tl.int64) * stride
@@ -176,7 +176,7 @@ def backward_act(
     dx_{t-K+1} … dx_t, of which the first is then complete, and goes on for K - 1 tokens past its tile."""
     tile, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
     index, block, offset = locate(sizes, tl.program_id(0), BC)
-    C, stride, dy_stride = pick(sizes, index), pick(strides_t, index), pick(dy_t, index)
+    C, stride, dy_stride = pick(sizes, index), pick(strides_t, index).to(tl.int64), pick(dy_t, index).to(tl.int64)
     t0 = tile * LT
     c = block * BC + tl.arange(0, BC)
     x_tile = pick(xs, index) + b * pick(strides_b, index) + t0.to(tl.int64) * stride

@@ -42,6 +42,7 @@ def forward(
     tile, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
     t0 = tile * LT
     c = tl.program_id(0) * BC + tl.arange(0, BC)
+    gate_t, up_t = gate_t.to(tl.int64), up_t.to(tl.int64)
     gate_tile = gate + b * gate_b + t0.to(tl.int64) * gate_t
     up_tile = up + b * up_b + t0.to(tl.int64) * up_t
     y_tile = y + (b * T + t0) * C
@@ -103,6 +104,7 @@ def backward(
     tile, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
     t0 = tile * LT
     c = tl.program_id(0) * BC + tl.arange(0, BC)
+    gate_t, up_t = gate_t.to(tl.int64), up_t.to(tl.int64)
     gate_tile = gate + b * gate_b + t0.to(tl.int64) * gate_t
     up_tile = up + b * up_b + t0.to(tl.int64) * up_t
     dy_tile = dy + b * dy_b + t0.to(tl.int64) * dy_t
@@ -236,6 +238,7 @@ def run_backward(
 ) -> list[Tensor]:
     """The gradients of gate, up, both taps and, if there is one, the state."""
     dy, gate, up = rowwise(dy), rowwise(gate), rowwise(up)
+    dy = dy if dy.stride(1) < 2**22 else dy.contiguous()  # an int64 stride of dy would make the kernel spill registers
     gate_taps, up_taps = (tap.contiguous() for tap in taps)
     batch, time, channels = gate.shape
     kernel = gate_taps.shape[-1]

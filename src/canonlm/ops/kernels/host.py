@@ -31,9 +31,16 @@ def some_or_none(tensors: Sequence[Tensor]) -> Sequence[Tensor | None]:
     return tensors or [None]
 
 
-def grid_of(launch: Launch, batch: int, time: int, sizes: Sequence[int]) -> tuple[int, int, int]:
+def grid_of(launch: Launch, batch: int, time: int, sizes: Sequence[int]) -> tuple[int, ...]:
     blocks = sum(-(-size // launch.channels) for size in sizes)
-    return blocks, max(1, -(-time // launch.tokens)), batch
+    return within_limits(blocks, max(1, -(-time // launch.tokens)), batch)
+
+
+def within_limits(*grid: int) -> tuple[int, ...]:
+    """`grid`, if a GPU can launch it."""
+    if max(grid[1:]) > 65535:
+        raise ValueError(f"canonlm: a kernel takes at most 65,535 rows and tiles of a row, got a grid of {grid}")
+    return grid
 
 
 def summed(partials: Tensor, like: Tensor) -> Tensor:

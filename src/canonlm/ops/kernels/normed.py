@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, float32
 
-from canonlm.ops.kernels.host import or_any, packed_state, rowwise, some_or_none, summed
+from canonlm.ops.kernels.host import or_any, packed_state, rowwise, some_or_none, summed, within_limits
 from canonlm.ops.kernels.launches import launch_of
 from canonlm.ops.kernels.primitives import (
     accumulate_gradients,
@@ -59,6 +59,7 @@ def forward(
     dtype: tl.constexpr = x.dtype.element_ty
     t0 = tile * LT
     c = tl.arange(0, BC)
+    x_t, branch_t = x_t.to(tl.int64), branch_t.to(tl.int64)
     x_tile = x + b * x_b + t0.to(tl.int64) * x_t
     branch_tile = branch + b * branch_b + t0.to(tl.int64) * branch_t
     y_tile, added_tile = y + (b * T + t0) * C, added_out + (b * T + t0) * C
@@ -129,6 +130,7 @@ def backward(
     dtype: tl.constexpr = x.dtype.element_ty
     t0 = tile * LT
     c = tl.arange(0, BC)
+    x_t, dy_t, flow_t = x_t.to(tl.int64), dy_t.to(tl.int64), flow_t.to(tl.int64)
     x_tile = x + b * x_b + t0.to(tl.int64) * x_t
     dy_tile = dy + b * dy_b + t0.to(tl.int64) * dy_t
     flow_tile = flow + b * flow_b + t0.to(tl.int64) * flow_t
@@ -216,7 +218,7 @@ def run_forward(
     state = state if state is None else packed_state(state)
     after = [x.new_empty(batch, channels, kernel)] if return_state else []
     launch = launch_of("normed_forward", x.device, kernel, batch, time, channels)
-    forward[max(1, -(-time // launch.tokens)), batch](
+    forward[within_limits(max(1, -(-time // launch.tokens)), batch)](
         x, *or_any(x, branch), weight, taps, *or_any(x, state, reach, last), y, r, *or_any(x, *some_or_none(s)),
         *or_any(x, *some_or_none(after)), time, channels, *x.stride()[:2],
         *(x if branch is None else branch).stride()[:2],
@@ -252,7 +254,7 @@ def run_backward(
     state = state if state is None else packed_state(state)
     dstate = [] if state is None else [state.new_empty(state.shape)]
     partials = x.new_empty(batch * tiles, channels, kernel + 1, dtype=float32)
-    backward[tiles, batch](
+    backward[within_limits(tiles, batch)](
         x, dy, *or_any(x, flow), weight, taps, rstd, *or_any(x, state, reach), dx, *or_any(x, *some_or_none(dstate)),
         partials, time, channels, *x.stride()[:2], *dy.stride()[:2], *(x if flow is None else flow).stride()[:2],
         0 if state is None else state.stride(0), scale,

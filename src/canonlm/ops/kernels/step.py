@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from canonlm.ops.kernels.host import or_any, rowwise, strides
+from canonlm.ops.kernels.host import or_any, rowwise, strides, within_limits
 from canonlm.ops.kernels.launches import launch_of
 from canonlm.ops.kernels.primitives import act, locate, pick, row_of, store_row
 
@@ -163,7 +163,7 @@ def run_step(
     xs, taps = [rowwise(x) for x in xs], [tap.contiguous() for tap in taps]
     kernel, batch, sizes = taps[0].shape[-1], xs[0].shape[0], tuple(x.shape[-1] for x in xs)
     launch = launch_of("step", xs[0].device, kernel, batch, 1, sum(sizes))
-    step[sum(-(-size // launch.channels) for size in sizes), batch](
+    step[within_limits(sum(-(-size // launch.channels) for size in sizes), batch)](
         tuple(xs), tuple(taps), tuple(biases) or tuple(taps), state, *or_any(state, real), tuple(ys), sizes,
         strides(xs, 0), state.stride(0), 0 if real is None else real.stride(0), scale,
         kernel, bool(biases), real is not None, residual, act, launch.channels, num_warps=launch.warps,
@@ -185,7 +185,7 @@ def run_gated_step(
     kernel, (batch, _, channels) = gate_taps.shape[-1], gate.shape
     y = gate.new_empty(gate.shape)
     launch = launch_of("gated_step", gate.device, kernel, batch, 1, channels)
-    gated_step[-(-channels // launch.channels), batch](
+    gated_step[within_limits(-(-channels // launch.channels), batch)](
         gate, up, gate_taps, up_taps, state, *or_any(state, real), y, channels, gate.stride(0), up.stride(0),
         state.stride(0), 0 if real is None else real.stride(0), scale,
         kernel, real is not None, residual, act, launch.channels, num_warps=launch.warps,
@@ -208,7 +208,7 @@ def run_normed_step(
     kernel, (batch, _, channels) = taps.shape[-1], x.shape
     y = x.new_empty(x.shape)
     launch = launch_of("normed_step", x.device, kernel, batch, 1, channels)
-    normed_step[-(-channels // launch.channels), batch](
+    normed_step[within_limits(-(-channels // launch.channels), batch)](
         x, weight, taps, state, *or_any(state, real), y, channels, x.stride(0), state.stride(0),
         0 if real is None else real.stride(0), eps, scale,
         kernel, real is not None, residual, launch.channels, 1 << (channels - 1).bit_length(), num_warps=launch.warps,
