@@ -49,6 +49,12 @@ def test_a_tile_is_at_most_that_of_the_launch():
         assert launches.tile_of(launch, 132, 4, 1, 4096) == min(most, 32)
 
 
+def test_a_grid_that_no_gpu_launches_is_an_error():
+    x = torch.empty(1, 1, 4).expand(65536, 1, 4)
+    with pytest.raises(ValueError, match="at most 65,535 rows"):
+        api.canon([x], [torch.ones(4, 1, 4)])
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 def test_every_architecture_has_every_kernel(arch):
     assert launches.LAUNCHES[arch].keys() == launches.LAUNCHES["sm_90"].keys()
@@ -78,6 +84,19 @@ def test_the_fastest_is_kept_and_used(cache):
     assert launches.launch_at("sm_80", "forward", 4) == launches.LAUNCHES["sm_80"]["forward"][0]
     [y] = api.canon(case.xs, case.taps)
     assert y.shape == case.xs[0].shape
+
+
+def test_a_fast_launch_with_other_results_is_not_kept(cache):
+    usual, wrong = tune.candidates("forward", 4)[:2]
+
+    def call():
+        launch = launches.launch_at("sm_90", "forward", 4)
+        return [torch.tensor([1.0, torch.nan if launch == wrong else 1.001])]
+
+    def seconds(call):
+        return 1.0 if call()[0].isnan().any() else 2.0
+
+    assert tune.fastest({"forward": call}, 4, "sm_90", seconds) == {"forward K=4": usual}
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"sm_90": 3}', '{"sm_90": {"forward K=4": {"colour": 3}}}'])

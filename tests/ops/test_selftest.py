@@ -3,6 +3,7 @@ The kernels here are ours on a CPU, damaged on purpose."""
 
 import json
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -101,6 +102,16 @@ def test_a_trial_runs_once_and_is_recorded(own_cache, monkeypatch):
     known(counted, CPU, torch.float32)
     assert len(tried) == 8
     assert len(json.loads(own_cache.read_text())) == 1
+
+
+def test_gpus_of_a_kind_have_the_same_fingerprint(monkeypatch):
+    kinds = [
+        SimpleNamespace(name=name, major=9, minor=0, total_memory=8, multi_processor_count=132, uuid=uuid)
+        for name, uuid in (("H100", 1), ("H100", 2), ("H200", 3))
+    ]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: kinds[device.index])
+    first, same, other = (selftest.fingerprint(torch.device("cuda", index)) for index in range(3))
+    assert first == same != other
 
 
 @pytest.mark.parametrize(("how", "values", "gradients"), [("gradients", True, False), ("values", False, False)])

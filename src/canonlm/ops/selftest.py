@@ -173,8 +173,11 @@ def versions() -> dict[str, str]:
 
 
 def fingerprint(device: torch.device) -> str:
-    """A hash of everything that a trial depends on: the device, the versions and our code."""
-    card = str(torch.cuda.get_device_properties(device)) if device.type == "cuda" else "cpu"
+    """A hash of everything that a trial depends on: the kind of device, the versions and our code."""
+    card: object = "cpu"
+    if device.type == "cuda":  # not all properties: the uuid differs between GPUs of a kind
+        kind = torch.cuda.get_device_properties(device)
+        card = kind.name, kind.major, kind.minor, kind.total_memory, kind.multi_processor_count
     return hashlib.sha256(json.dumps([card, torch.version.cuda, versions(), _code()]).encode()).hexdigest()[:16]
 
 
