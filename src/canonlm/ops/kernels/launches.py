@@ -31,7 +31,7 @@ class Launch:
 LAUNCHES = {
     "sm_90": {
         "forward": (Launch(256, 2, stages=3, resident=36), Launch(256, 2, rows=8, resident=20)),
-        "backward": (Launch(256, 2, resident=24), Launch(256, 4, resident=28)),
+        "backward": (Launch(256, 2, resident=28), Launch(256, 4, resident=28)),
         "backward_act": (Launch(256, 4, resident=36), Launch(256, 4)),
         "gated_forward": (Launch(256, 4, resident=40), Launch(256, 4, resident=20)),
         "gated_backward": (Launch(256, 4, registers=96, resident=20), Launch(256, 4, rows=2, stages=1, resident=8)),

@@ -115,7 +115,7 @@ def candidates(name: str, kernel: int) -> list[Launch]:
     """The built-in launch, and a few tile sizes around it."""
     usual = launches.LAUNCHES["sm_90"][name][kernel > 4]
     sizes = product(
-        CANDIDATES[name], ((4, 2), (4, 3), (8, 2)) if name == "forward" else ((4, 2), (2, 2)), (64, 128, 256)
+        CANDIDATES[name], ((4, 2), (4, 3), (8, 2)) if name == "forward" else ((4, 2), (2, 2), (2, 3)), (64, 128, 256)
     )
     tiles = [
         replace(usual, channels=channels, warps=warps, rows=rows, stages=stages, tokens=tokens, registers=None)
