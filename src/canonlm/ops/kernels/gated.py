@@ -104,7 +104,6 @@ def backward(
     tile, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
     t0 = tile * LT
     c = tl.program_id(0) * BC + tl.arange(0, BC)
-    gate_t, up_t = gate_t.to(tl.int64), up_t.to(tl.int64)
     gate_tile = gate + b * gate_b + t0.to(tl.int64) * gate_t
     up_tile = up + b * up_b + t0.to(tl.int64) * up_t
     dy_tile = dy + b * dy_b + t0.to(tl.int64) * dy_t
@@ -238,7 +237,8 @@ def run_backward(
 ) -> list[Tensor]:
     """The gradients of gate, up, both taps and, if there is one, the state."""
     dy, gate, up = rowwise(dy), rowwise(gate), rowwise(up)
-    dy = dy if dy.stride(1) < 2**22 else dy.contiguous()  # an int64 stride of dy would make the kernel spill registers
+    # Elsewhere strides are int64 in the kernel; here that would spill registers.
+    dy, gate, up = (x if x.stride(1) < 2**22 else x.contiguous() for x in (dy, gate, up))
     gate_taps, up_taps = (tap.contiguous() for tap in taps)
     batch, time, channels = gate.shape
     kernel = gate_taps.shape[-1]
