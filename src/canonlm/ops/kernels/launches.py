@@ -1,6 +1,8 @@
 """Launches of kernels: tile sizes per architecture, and those that `tune` measured on this machine.
 
-The built-in ones for sm_90 were chosen from compiler output (registers, loads in flight); none was measured on a GPU.
+The built-in ones for sm_90 and K <= 4 are the fastest of an H200 (benchmarks/results/gpu/launches.json: 28 to 72
+launches of each kernel, then six lengths of a tile at four shapes). Those for K > 4 and other architectures were chosen
+from compiler output (registers, loads in flight).
 """
 
 import functools
@@ -24,19 +26,22 @@ class Launch:
     stages: int = 2  # of the loop over rows: how many groups are under way
     tokens: int = 256  # LT
     registers: int | None = None  # of a thread, at most; None: the compiler decides
-    resident: int = 16  # warps of a multiprocessor at a time, which `benchmarks/kernels_static.py` compares with sm_90's
+    programs: float = 7.0  # of a multiprocessor: the tile is halved, down to 32 tokens, until there are so many
 
 
 # kernel -> for K <= 4, for K > 4
 LAUNCHES = {
     "sm_90": {
-        "forward": (Launch(256, 2, stages=3, resident=36), Launch(256, 2, rows=8, resident=20)),
-        "backward": (Launch(256, 2, resident=28), Launch(256, 4, resident=28)),
-        "backward_act": (Launch(256, 4, resident=36), Launch(256, 4)),
-        "gated_forward": (Launch(256, 4, resident=40), Launch(256, 4, resident=20)),
-        "gated_backward": (Launch(256, 4, registers=96, resident=20), Launch(256, 4, rows=2, stages=1, resident=8)),
-        "normed_forward": (Launch(128, 1), Launch(128, 1, rows=2)),
-        "normed_backward": (Launch(128, 1, rows=2), Launch(64, 1, rows=2)),
+        "forward": (Launch(256, 2, rows=8, stages=1), Launch(256, 2, rows=8)),
+        "backward": (Launch(256, 2, rows=8, stages=1), Launch(256, 4)),
+        "backward_act": (Launch(256, 2, rows=8, stages=3, programs=3.5), Launch(256, 4)),
+        "gated_forward": (Launch(256, 2, stages=3, tokens=128, programs=5.0), Launch(256, 4)),
+        "gated_backward": (
+            Launch(128, 2, stages=3, registers=96, programs=5.0),
+            Launch(256, 4, rows=2, stages=1, programs=5.0),
+        ),
+        "normed_forward": (Launch(256, 1, stages=3, programs=0.9), Launch(128, 1, rows=2, programs=0.9)),
+        "normed_backward": (Launch(128, 1, rows=2, stages=3, programs=0.9), Launch(64, 1, rows=2, programs=0.9)),
         "step": (Launch(128, 4), Launch(256, 2)),
         "gated_step": (Launch(128, 4), Launch(256, 2)),
         "normed_step": (Launch(128, 4), Launch(256, 2)),
@@ -44,10 +49,6 @@ LAUNCHES = {
 }
 LAUNCHES["sm_80"] = LAUNCHES["sm_90"]
 LAUNCHES["sm_100"] = LAUNCHES["sm_90"] | {"gated_backward": (Launch(256, 4, registers=128), Launch(256, 4, rows=1))}
-
-TILES = (256, 192, 128, 96, 64, 48, 32)
-"""Tokens of a tile. Not more lengths: a kernel is compiled for each that it is used with."""
-
 
 def launch_of(kernel: str, device: torch.device, taps: int, batch: int, time: int, channels: int) -> Launch:
     """The launch for inputs `[batch, time, channels]` (`channels`: of all tensors)."""
@@ -58,22 +59,10 @@ def launch_of(kernel: str, device: torch.device, taps: int, batch: int, time: in
         launch = replace(launch, channels=width, warps=min(16, max(1, width // launch.channels)))
     if channels % 16:  # rows are loaded in pieces of 2 bytes, which takes more registers
         launch = replace(launch, registers=None)
-    blocks = batch * max(1, -(-channels // launch.channels))
-    return replace(launch, tokens=tile_of(launch, processors, taps, blocks, time))
-
-
-@functools.lru_cache(maxsize=1024)
-def tile_of(launch: Launch, processors: int, taps: int, blocks: int, time: int) -> int:
-    """The tokens of a tile for which a launch of `blocks` programs for each tile takes least time: all that are resident
-    walk over one tile each, then the next ones do, and a nearly empty last wave takes as long as a full one. A tile
-    also costs its edges: K - 1 rows that are read twice, K taps and K sums of gradients."""
-    resident = processors * max(1, launch.resident // launch.warps)
-
-    def cost(tokens: int) -> int:
-        waves = -(-blocks * -(-time // tokens) // resident)
-        return waves * (tokens + 2 * taps)
-
-    return min([launch.tokens, *(tile for tile in TILES if tile < launch.tokens)], key=cost)
+    blocks, tokens = batch * max(1, -(-channels // launch.channels)), launch.tokens
+    while tokens > 32 and blocks * -(-time // tokens) < launch.programs * processors:
+        tokens //= 2
+    return replace(launch, tokens=tokens)
 
 
 def launch_at(arch: str, kernel: str, taps: int) -> Launch:
