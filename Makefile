@@ -62,8 +62,10 @@ test-serving: .venv-serving/installed  ## vLLM on the CPU and transformers serve
 	touch $@
 
 ONLY ?=
+OUT ?=
+WHEELS ?=
 gpu:  ## everything that only a GPU can show, in nine minutes, with a Python of yours: make gpu PYTHON=python3 ONLY=conv,train
-	$(PYTHON) benchmarks/gpu.py $(if $(ONLY),--only $(ONLY))
+	env -u OMP_NUM_THREADS $(PYTHON) benchmarks/gpu.py $(if $(ONLY),--only $(ONLY)) $(if $(OUT),--out $(OUT)) $(if $(WHEELS),--wheels $(WHEELS))
 
 SECONDS ?= 600
 fuzz: .venv/installed-dev  ## every command on damaged folders and files, on two cores; failures are kept in runs/fuzz
