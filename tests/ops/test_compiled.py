@@ -23,5 +23,7 @@ def test_compiled_code_is_not_exported_code():
 
 
 def test_only_one_module_asks_torch():
-    asking = [path for path in Path(canonlm.__file__).parent.rglob("*.py") if "compiler.is_exporting" in path.read_text()]
+    asking = [
+        path for path in Path(canonlm.__file__).parent.rglob("*.py") if "compiler.is_exporting" in path.read_text()
+    ]
     assert [path.name for path in asking] == ["compiled.py"]

@@ -50,6 +50,7 @@ LAUNCHES = {
 LAUNCHES["sm_80"] = LAUNCHES["sm_90"]
 LAUNCHES["sm_100"] = LAUNCHES["sm_90"] | {"gated_backward": (Launch(256, 4, registers=128), Launch(256, 4, rows=1))}
 
+
 def launch_of(kernel: str, device: torch.device, taps: int, batch: int, time: int, channels: int) -> Launch:
     """The launch for inputs `[batch, time, channels]` (`channels`: of all tensors)."""
     arch, processors = _card(device)
