@@ -21,7 +21,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def tokens(kernel, batch, channels):
-    """Of a tile, for rows of 4,096 tokens on an H100 or H200."""
+    """The tokens of a tile, for rows of 4,096 tokens on an H100 or H200."""
     return launches.launch_of(kernel, CPU, 4, batch, 4096, channels).tokens
 
 

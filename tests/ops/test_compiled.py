@@ -1,4 +1,4 @@
-"""What code can know about the compiler or exporter that reads it."""
+"""Compiled code and exported code know what they are."""
 
 from pathlib import Path
 

@@ -26,7 +26,7 @@ class Launch:
     stages: int = 2  # of the loop over rows: how many groups are under way
     tokens: int = 256  # LT
     registers: int | None = None  # of a thread, at most; None: the compiler decides
-    programs: float = 7.0  # of a multiprocessor: the tile is halved, down to 32 tokens, until there are so many
+    programs: float = 7.0  # of a multiprocessor: the tile is halved, down to 32 tokens, until there are that many
 
 
 # kernel -> for K <= 4, for K > 4

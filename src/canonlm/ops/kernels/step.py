@@ -1,9 +1,9 @@
 """Triton kernels of one decoding step: y_t of the newest token, and the state updated in place.
 
 A state is `[B, sum of C, K]`: the last K inputs of every channel. It loses the oldest, and x is written to its end; a
-row whose `real` is 0 (padding) keeps its state. For K = 4 a thread has one channel, and reads and writes its four inputs
-at once (8 bytes in bfloat16), as it reads its taps. A program reads its part of the state before it writes there. That
-takes a barrier, as several threads may read the same channel.
+row whose `real` is 0 (padding) keeps its state. For K = 4 a thread has one channel, and reads and writes its four
+inputs at once (8 bytes in bfloat16), as it reads its taps. A program reads its part of the state before it writes
+there. That takes a barrier, as several threads may read the same channel.
 """
 
 from collections.abc import Sequence
