@@ -99,6 +99,11 @@ class Decoder(LanguageModel):
             parts["recurrence" if mixer.recurrent else "attention"] += mixer.flops(config, seq_len)
         return {**parts, "head": 2 * config.hidden_size * config.vocab_size}
 
+    def bytes_after(self, num_tokens: int) -> int | None:
+        """Without the marks of `cache.count_tokens`, which only count tokens."""
+        counted, marks = super().bytes_after(num_tokens), 2 * num_tokens * self.module.dtype.itemsize
+        return counted if counted is None or "attention" in self._config.mixers else counted - marks
+
     def extra_memory(self, block: nn.Module, seq_len: int) -> float:
         assert isinstance(block, DecoderLayer)
         return MIXERS[self._config.mixer(block.layer_idx)].extra_memory(self._config, seq_len)

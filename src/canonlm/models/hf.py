@@ -31,11 +31,15 @@ from canonlm.models.generation import Generation
 from canonlm.models.hf_small_configs import causal_config, fla_config, refusal
 from canonlm.models.initialize import generator_for
 from canonlm.models.interface import LanguageModel, Loss, Sizes
+from canonlm.models.state import bytes_after
 from canonlm.models.user_model import made_outside
 from canonlm.ops.varlen import Documents
 
 _PLAIN: Any = SimpleNamespace(z_loss=None, z_loss_weight=0.0)
 """The loss without z-loss."""
+
+MAX_COUNTED = 2**26
+"""Parameters of the largest model that is built on the CPU to count its state."""
 
 
 def library_model(arch: str, sizes: Sizes, seed: int = 0) -> "ForeignModel":
@@ -256,6 +260,23 @@ class ForeignModel(LanguageModel):
             parts["attention"] += 4 * heads * head_dim * reach
         vocabulary = head.weight.numel() if head is not None else width * config.vocab_size
         return {**parts, "head": 2.0 * vocabulary}
+
+    def bytes_after(self, num_tokens: int) -> int | None:
+        """A model whose code needs values is counted on the CPU if it is small."""
+        try:
+            return super().bytes_after(num_tokens)
+        except Exception:  # other people's code: no cache, or not on the meta device
+            small = self._make is not None and self.num_parameters <= MAX_COUNTED
+        try:
+            with torch.device("cpu"):
+                return bytes_after(self._cpu_copy, num_tokens) if small and self.device.type == "meta" else None
+        except Exception:
+            return None
+
+    @cached_property
+    def _cpu_copy(self) -> PreTrainedModel:
+        assert self._make is not None
+        return self._make()
 
     def _reaches(self, seq_len: int) -> Iterator[tuple[int, float]]:
         """The attention layers by index, and the mean number of tokens that a token attends to."""

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from canonlm.core.borrowed import without_settings
 from canonlm.core.errors import expected
+from canonlm.models.state import State, bytes_after, state_of
 from canonlm.ops.varlen import Documents
 
 MLP_WIDTHS = ("intermediate_size", "moe_intermediate_size", "n_inner", "ffn_dim", "decoder_ffn_dim", "ffn_hidden_size")
@@ -92,6 +93,15 @@ class LanguageModel(ABC):
     def forward_flops(self, seq_len: int) -> dict[str, float]:
         """FLOPs of one token in a window of `seq_len`, by part: `linear`, `attention`, `recurrence`, `conv`, `head`. A
         multiply-add counts as two operations; element-wise work does not count."""
+
+    def state(self, num_tokens: int) -> State | None:
+        """Bytes of state of one sequence after `num_tokens` tokens; None if the model keeps none and reads all tokens
+        again for each new one, or if its code cannot be counted."""
+        return state_of(self.bytes_after, num_tokens)
+
+    def bytes_after(self, num_tokens: int) -> int | None:
+        """The bytes of the cache of one sequence after `num_tokens` tokens, counted in a forward; None: no cache."""
+        return bytes_after(self.module, num_tokens)
 
     def extra_memory(self, block: nn.Module, seq_len: int) -> float:
         """Bytes that a GPU keeps for the backward pass of `block` on a window, beyond those that a CPU keeps."""

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
@@ -16,7 +17,7 @@ def outside_autocast(op: Callable[Concatenate[Tensor, P], R]) -> Callable[Concat
 
     @functools.wraps(op)
     def call(x: Tensor, *args: P.args, **kwargs: P.kwargs) -> R:
-        with torch.autocast(x.device.type, enabled=False):
+        with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
             return op(x, *args, **kwargs)
 
     return call
