@@ -16,6 +16,7 @@ SMALL = {
     "mano": {"L": 3},
     "mqar": {"pairs": 2, "test_pairs": [2]},
     "parity": {"N": 8},
+    "state": {"group": "S3", "N": 8},
 }
 
 

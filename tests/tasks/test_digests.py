@@ -19,6 +19,9 @@ DIGESTS = {
     "mano mano-10": "d0602ab250ef14a0",
     "mqar mqar-16": "da207a4721e07a8f",
     "mqar mqar-64": "b0ea64f36f5ae09e",
+    "parity parity-32": "f15b67b45bec2ab8",
+    "state state-s5": "583e374d9187a73f",
+    "state state-z60": "aee8b8a4957be51f",
 }
 
 

@@ -21,6 +21,8 @@ TASKS = [
     tasks.get("mqar", pairs=6, test_pairs=[9]),
     tasks.get("mano", L=5, test_lengths=[1, 4]),
     tasks.get("lano", grammar="cfg3h"),
+    tasks.get("state"),
+    tasks.get("state", group="A4xZ5", inputs="generators", N=5, test_lengths=[9]),
 ]
 TASKS += [tasks.get(name) for name in tasks.names() if name not in {"capo", *(task.name for task in TASKS)}]
 ANY = st.sampled_from(TASKS)

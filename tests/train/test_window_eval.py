@@ -16,6 +16,7 @@ TASKS = {
     "copying": (tasks.get("copying", N=8), 50, "answer"),
     "depo": (tasks.get("depo", N=6, K=3, M=4, name_vocab=5, min_name_len=1, max_name_len=2), 120, "answer"),
     "mano": (tasks.get("mano", L=3), 70, "all"),
+    "state": (tasks.get("state", group="S3", N=9), 60, "answer"),
     "mqar": (tasks.get("mqar", pairs=5, keys=7, values=6), 60, "answer"),
 }
 
@@ -160,3 +161,25 @@ def test_verdicts_equal_those_of_greedy_generation():
         assert judged == generated
         right, total = right + sum(judged), total + len(judged)
     assert 0.1 < right / total < 0.95, "the comparison needs right and wrong answers"
+
+
+def test_answers_that_are_not_the_next_tokens():
+    """Products of words of Z5, which an oracle adds up, and another only while they are short."""
+    task = tasks.get("state", group="Z5", answers="every", N=4, test_lengths=[2, 4, 6])
+    stream = WindowStream(task, "test", 0, 24, "answer", False)
+
+    def adds(input_ids, reach=99):
+        rows = []
+        for row in input_ids.tolist():
+            total, place, says = 0, 0, []
+            for token in row:
+                total, place = (0, 0) if token < 2 else (total + token - 2, place + 1)
+                says.append(2 + total % 5 if place <= reach else 0)
+            rows.append(says)
+        return torch.tensor(rows)
+
+    right = WindowEval(stream, 8, 3).run(Says(len(task.vocab), adds), torch.device("cpu"))
+    assert (right["loss"], right["token_accuracy"]) == (pytest.approx(0, abs=1e-6), 1.0)
+    assert right["slices"] == [{"slice": {"n": n}, "correct": 24, "total": 24} for n in (2, 4, 6)]
+    short = WindowEval(stream, 8, 3).run(Says(len(task.vocab), lambda ids: adds(ids, 4)), torch.device("cpu"))
+    assert [entry["correct"] for entry in short["slices"]] == [24, 24, 0]

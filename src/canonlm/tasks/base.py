@@ -221,7 +221,7 @@ class Task:
         return [self._judge(sample, query, answer) for query, answer in zip(sample.queries, answers, strict=True)]
 
     def _judge(self, sample: Sample, query: Query, answer: list[Any] | None) -> Verdict:
-        expected_answer = sample.tokens[query.start : query.stop].tolist()
+        expected_answer = sample.labels[query.start : query.stop].tolist()
         answer = (answer or [])[: len(expected_answer)]
         if answer == expected_answer and not any(isinstance(token, bool | float) for token in answer):
             return Verdict(True, query.slice, "")

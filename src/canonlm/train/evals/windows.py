@@ -50,7 +50,7 @@ class WindowEval:
                             place = slice(start + query.start, start + query.stop)
                             answers.add(sample, query, row[place], verdict, bool(usable[place].all()))
                             answered[query.start : query.stop] = True
-                    right_tokens += int((output == sample.tokens)[answered].sum())
+                    right_tokens += int((output == sample.labels)[answered].sum())
                     tokens += int(answered.sum())
         return {
             "loss": loss / max(1.0, labelled),
