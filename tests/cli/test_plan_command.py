@@ -1,5 +1,7 @@
 """`canonlm plan`: numbers checked by hand, and one line for impossible settings."""
 
+import re
+
 import pytest
 
 from canonlm.cli import main
@@ -34,6 +36,7 @@ def test_a_published_run(capsys):
     assert f"{per_token * 1_006_632_960_000:.3e} " in rows["FLOPs"]
     days = per_token * 1_006_632_960_000 / (128 * 989e12 * 0.4) / 86400
     assert rows["time"] == f"{days:.1f} days at 40% of 989 TFLOP/s"
+    assert rows["state"] == "1.6 GB for a sequence of 4,096 tokens  (393 kB per token)"  # 24 layers, 2 x 2048 x 4 bytes
     assert rows["windows"] in ("8 per GPU, 8 at a time", "8 per GPU, 4 at a time, 2 times")
     total, usable = (gib(text) for text in rows["memory"].removesuffix(" per GPU").split(" of "))
     assert total <= usable == 126.9
@@ -94,3 +97,19 @@ def test_suggestions_when_it_does_not_fit(capsys):
     assert capsys.readouterr().err.endswith("of it activations. Try parallel.activation_checkpointing=full\n")
     help_taken = ["parallel.activation_checkpointing=full", QUICK]
     assert main(["plan", "GLA5Canon-1B-Nemo-1T-lr0.002", "--gpus", "128", "--gpu", "l40s", *help_taken]) == 0
+
+
+def test_bytes_of_state(capsys, tmp_path, monkeypatch):
+    """Two layers of width 64: a state of 64 x 128 and 256 channels of convolutions, or keys and values."""
+    assert main(["plan", "parity", "--arch", "gdn2,gdn2.llama", QUICK]) == 0
+    rows = [line.split(maxsplit=1)[1] for line in capsys.readouterr().out.splitlines() if line.startswith("  state")]
+    assert rows == [
+        "74 kB for a sequence of 64 tokens  (74 kB fixed)",
+        "70 kB for a sequence of 64 tokens  (37 kB fixed, 512 bytes per token)",
+    ]
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["archs"]) == 0
+    listed = capsys.readouterr().out
+    assert re.search(r"^llama +6\.1 kB per token +Transformer", listed, re.M)
+    assert re.search(r"^gla5-conv|^gla5 +836 kB +gated", listed, re.M)
+    assert re.search(r"^\+canon +Canon", listed, re.M)

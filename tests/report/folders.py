@@ -20,7 +20,7 @@ def evaluation(step, slices, loss=2.0, measures=None):
 
 def write_run(
     folder: Path, *, arch="llama", lr=0.001, seed=0, task=None, evals=(), steps=None, finished=True, params=1_000_000,
-    speed=60_000.0, config=None, losses=(), tail=""
+    speed=60_000.0, config=None, losses=(), tail="", state=None
 ):  # fmt: skip
     folder.mkdir(parents=True)
     steps = steps if steps is not None else (evals[-1]["step"] if evals else 100)
@@ -42,7 +42,7 @@ def write_run(
     if finished:
         result = {"steps": steps, "tokens": steps * 32 * 512, "num_parameters": params, "tokens_per_s": speed,
                   "train_seconds": 12.5, "final": evals[-1]}  # fmt: skip
-        (folder / "result.json").write_text(json.dumps(result))
+        (folder / "result.json").write_text(json.dumps(result if state is None else result | {"state_bytes": state}))
     return folder
 
 

@@ -7,10 +7,12 @@ from html.parser import HTMLParser
 
 import pytest
 from folders import evaluation, write_run
-from reading import charts, embedded_json, numbers, visible_text
+from reading import charts, embedded_json, numbers, tables, visible_text
 from rich.console import Console
 
-from canonlm.report import best_table, load_play, rate_table, summarise, tables, write_report
+import canonlm
+from canonlm.report import best_table, load_play, rate_table, summarise, write_report
+from canonlm.report import tables as terminal_tables
 from canonlm.runs.seed_statistics import gaffke_interval
 
 NASTY = "<img src=x onerror=alert(1)>"
@@ -189,7 +191,7 @@ def test_the_tables_show_the_score_of_guessing(tmp_path, hops):
     section = {"heading": "depo", "text": "", "runs": ["llama", "gla5"], "chance": chance}
     (tmp_path / "play.json").write_text(json.dumps({"title": "", "sections": [section]}))
     console = Console(file=io.StringIO(), width=200)
-    for table in tables(load_play(tmp_path)):
+    for table in terminal_tables(load_play(tmp_path)):
         console.print(table)
     first, *more = console.file.getvalue().split("by number of hops")
     row = next(line for line in first.splitlines() if "chance  " in line)
@@ -202,3 +204,29 @@ def test_the_tables_show_the_score_of_guessing(tmp_path, hops):
         assert first.count("below chance") == 1
         assert re.findall("(10|20|30|40|50|60).0% *│\n", more[0]) == ["10", "20", "30", "40", "50", "60"]
         assert more[0].count("below chance") == 4  # 15 % where guessing scores 30 to 60; 60 is not below 60
+
+
+def test_bytes_of_state_are_a_column_an_axis_and_a_measurement(tmp_path):
+    """Runs of earlier versions have not recorded them; a model without a cache has none."""
+    states = {"llama": 131_072, "gdn2": 81_920, "mine.py:Net": None, "gla5": 1_234_567}
+    for place, (arch, state) in enumerate(states.items()):
+        evals = [evaluation(100, {("k", 1): (40 + 10 * place, 100)})]
+        write_run(tmp_path / "runs" / f"run-{place}", arch=arch, evals=evals, state=state)
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    (ranking,) = [rows for rows in tables(page) if "bytes of state" in rows[0]]
+    at = ranking[0].index("bytes of state")
+    assert {row[0]: row[at] for row in ranking[1:5]} == {
+        "llama": "131 kB", "gdn2": "82 kB", "mine.py:Net": "–", "gla5": "1.2 MB"
+    }  # fmt: skip
+    (chart,) = [each for name, each in charts(page).items() if name.startswith("state-")]
+    assert chart["panels"][0]["x"]["title"] == "bytes of state"
+    assert {each["name"]: each["x"] for each in chart["series"]} == {
+        arch: [state] for arch, state in states.items() if state
+    }
+    frame = canonlm.load_runs(tmp_path)
+    assert dict(frame.select("arch", "state_bytes").unique().iter_rows()) == states
+
+
+def test_runs_that_have_not_recorded_bytes_of_state(written):
+    assert all("bytes of state" not in rows[0] for rows in tables(written))
+    assert not [name for name in charts(written) if name.startswith("state-")]

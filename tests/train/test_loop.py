@@ -9,6 +9,7 @@ import torch
 
 from canonlm.cli import main
 from canonlm.runs.rows import evaluation
+from canonlm.train.build import build_model
 from canonlm.train.checkpoint import load_model, steps
 from canonlm.train.loop import train
 
@@ -21,6 +22,14 @@ def test_two_runs_are_identical(tiny, reference, tmp_path):
     steps = [(row["kind"], row["step"]) for row in tiny.rows(reference)]
     assert [s for kind, s in steps if kind == "train"] == [*range(3, 40, 3), 40]
     assert [s for kind, s in steps if kind == "eval"] == [8, 16, 24, 32, 40]
+
+
+def test_the_result_has_the_bytes_of_state(tiny, reference):
+    """Keys and values of a window, and the states of Canon layers."""
+    config, result = tiny(), json.loads((reference / "result.json").read_text())
+    state = build_model(config, "meta").state(config.data.seq_len)
+    assert state.per_token == 2 * 4 * config.model.num_hidden_layers * config.model.hidden_size
+    assert result["state_bytes"] == state.total > state.per_token * config.data.seq_len
 
 
 @pytest.mark.parametrize("workers", [0, 4])

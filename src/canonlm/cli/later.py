@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # read by type checkers, and by `__getattr__`
     from canonlm.experiments import profile as profiles
     from canonlm.launch import grid, local, plan, play, queue, recipes, slurm
     from canonlm.models import build as models_build
-    from canonlm.models import hf_small_configs, interface, names, published
+    from canonlm.models import hf_small_configs, interface, names, published, state
     from canonlm.ops import registry, selftest
     from canonlm.report import claims_page, page, prediction_page, profile_page
     from canonlm.report import profile as profile_text

@@ -6,6 +6,9 @@ from rich.table import Table
 from canonlm.cli import later
 from canonlm.cli.status import load_torch
 
+LAYER = {"num_hidden_layers": 1, "hidden_size": 768, "num_attention_heads": 12, "vocab_size": 64, "seq_len": 64}
+"""The sizes of the models whose state is listed."""
+
 
 def tasks() -> None:
     """List the tasks: what each asks, and its difficulties."""
@@ -26,14 +29,15 @@ def tasks() -> None:
 def archs() -> None:
     """List the architectures and what can be added to them."""
     load_torch()
-    table = Table("name", "what it is", box=None, padding=(0, 2, 0, 0))
+    table = Table("name", "state of a layer", "what it is", box=None, padding=(0, 2, 0, 0))
     for name, (_, architecture) in later.names.bases().items():
-        table.add_row(name, architecture.about)
+        table.add_row(name, _state(name), architecture.about)
     for name, modifier in later.names.MODIFIERS.items():
-        table.add_row(f"+{name}", modifier.about)
+        table.add_row(f"+{name}", "", modifier.about)
     console = Console()
     console.print(table)
     for examples in (
+        f"\nState: what a layer of width {LAYER['hidden_size']} keeps of a sequence, in float32; a model: canonlm plan",
         "\nCombined: llama+canon, gla5+canon, llama-nope+canon=AC, llama+canon+rope=0.25",
         "Without the short convolutions: gla5-conv. Alternating layers: gdn2.gdn2.gdn2.llama",
         "Any setting, in braces: gla5{num_heads=4}+canon, llama{num_key_value_heads=2}",
@@ -41,3 +45,15 @@ def archs() -> None:
         "From a file of yours, a mixer or a whole model: mine.py:MyBlock",
     ):
         console.print(examples, highlight=False)
+
+
+def _state(arch: str) -> str:
+    with later.torch.device("meta"):
+        state = later.models_build.build(arch, later.interface.Sizes(**LAYER)).state(LAYER["seq_len"])
+    if state is None:
+        return "–"
+    return " + ".join(
+        later.limits.readable(size) + what
+        for size, what in ((state.fixed, ""), (state.per_token, " per token"))
+        if size
+    )

@@ -102,6 +102,7 @@ def _show(name: str, run: "later.config.RunConfig", gpus: int, gpu: str, mfu: fl
         "parameters": f"{planned.parameters:,}",
         "tokens": f"{planned.tokens:,}  ({steps})",
         "FLOPs": f"{planned.flops:.3e}  ({planned.flops_per_token:.3e} per token, forward and backward)",
+        "state": _state(planned.state),
         "layout": ", ".join(layout),
         "windows": f"{planned.windows:,} per GPU, {planned.micro_batch:,} at a time" + times,
         "memory": f"{later.plan.readable(planned.memory.total)} of {later.plan.readable(planned.usable)} per GPU",
@@ -111,6 +112,14 @@ def _show(name: str, run: "later.config.RunConfig", gpus: int, gpu: str, mfu: fl
     say(f"{name} on {gpus:,} x {gpu}")
     for row, text in rows.items():
         say(f"  {row:<15} {text}")
+
+
+def _state(state: "later.state.State | None") -> str:
+    if state is None:
+        return "not known: the model returns no cache"
+    sizes = {"fixed": state.fixed, "per token": state.per_token}
+    parts = [f"{later.limits.readable(size)} {what}" for what, size in sizes.items() if size]
+    return f"{later.limits.readable(state.total)} for a sequence of {state.tokens:,} tokens  ({', '.join(parts)})"
 
 
 def _duration(days: float) -> str:

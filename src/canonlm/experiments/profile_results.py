@@ -32,7 +32,7 @@ Standing = Literal["differ", "one at chance", "both at chance", "both saturated"
 class Arm:
     """An architecture on a task. rate: its finished fresh runs at the chosen learning rate; None until one is chosen.
     tuning: the scores of the tuning runs, by rate. failed: how many runs have failed for good. waiting: whether others
-    are still to come. flops: forward and backward, per token."""
+    are still to come. flops: forward and backward, per token. state_bytes: of one window; None if not known."""
 
     arch: str
     rate: Rate | None
@@ -42,6 +42,7 @@ class Arm:
     waiting: bool
     parameters: int
     flops: float
+    state_bytes: int | None = None
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -265,6 +266,7 @@ def _arm(experiment: Experiment, point: grid.Point, label: str, outcomes: grid.O
         if setting.choose_on != "test" and (run := outcomes.get(each.name)):
             scores[run.lr] = (*scores.get(run.lr, ()), score(run, setting))
     model = build_model(tuning[0].config, "meta")
+    state = model.state(tuning[0].config.data.seq_len)
     key, *others = setting.slices or [""]
     assert not others, "the score of a profile is that of one slice, or of all of the primary scale"
     return Arm(
@@ -276,4 +278,5 @@ def _arm(experiment: Experiment, point: grid.Point, label: str, outcomes: grid.O
         not tried <= outcomes.keys(),
         model.num_parameters,
         flops_per_token(model, tuning[0].config.data.seq_len),
+        None if state is None else state.total,
     )

@@ -15,6 +15,7 @@ from canonlm.core.user_code import reference_of
 from canonlm.models.build import build
 from canonlm.models.interface import Sizes
 from canonlm.models.names import resolve
+from canonlm.models.state import State
 from canonlm.train import data
 from canonlm.train.build import build_model, pick_device, sizes_of
 from canonlm.train.config import RunConfig
@@ -50,6 +51,7 @@ class Plan:
     usable: float  # of a device's memory, in bytes
     peak: float  # of a device, FLOP/s
     days: float
+    state: State | None  # of one sequence of data.seq_len tokens
 
     @property
     def flops(self) -> float:
@@ -230,7 +232,7 @@ def make_plan(run: RunConfig, gpus: int, gpu: str, mfu: float = MFU) -> Plan:
     return Plan(
         parameters=model.num_parameters, tokens=tokens, flops_per_token=per_token, shards=device.shards,
         windows=device.windows, micro_batch=micro_batch, memory=memory, usable=usable, peak=peak,
-        days=tokens * per_token / (gpus * peak * mfu) / DAY,
+        days=tokens * per_token / (gpus * peak * mfu) / DAY, state=model.state(run.data.seq_len),
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ a chart gets keys, and `quantity` describes them.
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from canonlm.report.format import Quantity, count_of, hint_of, number, percent, quantity, score_label, slice_label, span
@@ -91,13 +92,16 @@ def final_chart(archs: Sequence[Architecture], keys: Sequence[str], chance: Mapp
     return {"panels": [{"title": "", "x": {"words": True}, "y": {"share": True}}], "series": series}
 
 
-def size_curves(archs: Sequence[Architecture]) -> Chart:
-    """The task's score at the end of training against the number of parameters, a line per family of architectures."""
-    shown = [a for a in archs if a.best and a.best.score and a.parameters]
+def size_curves(archs: Sequence[Architecture], by: str = "parameters") -> Chart:
+    """The task's score at the end of training against the number of parameters, or by="state_bytes"; a line per family
+    of architectures."""
+    shown = [a for a in archs if a.best and a.best.score and getattr(a, by)]
     score = shown[0].score
     say, label = quantity(shown[0].task, score).say, score_label(shown[0].task, score)
     series: list[Series] = []
     bounds = sorted({(a.parameters or 0, bound) for a in shown for bound in _bounds(a, score)})
+    if by != "parameters":
+        bounds = []
     if bounds:
         hint = [f"{short(size)} parameters: at most {say(bound)} {label}" for size, bound in bounds]
         sizes, limits = zip(*bounds, strict=True)
@@ -110,13 +114,13 @@ def size_curves(archs: Sequence[Architecture]) -> Chart:
         y = _extent(drawn, [bound for _, bound in bounds], True)
     floor = 10 ** (y["range"][0] - 1) if y.get("log") else -math.inf
     for family in dict.fromkeys(a.family for a in shown):
-        members = sorted((a for a in shown if a.family == family), key=lambda a: a.parameters or 0)
+        members = sorted((a for a in shown if a.family == family), key=attrgetter(by))
         points = [(a, a.best, a.best.score) for a in members if a.best and a.best.score]
         spreads = [spread for _, _, spread in points]
         hover = [f"{a.arch}\n{_about(spread, say, best.lr)}" for a, best, spread in points]
-        means = [(a.parameters, spread.mean) for a, _, spread in points]
+        means = [(getattr(a, by), spread.mean) for a, _, spread in points]
         series.append(series_of("bold", family, means, hover=hover, **whiskers(spreads, floor)))
-    x = {"title": "parameters", "log": True, "format": "~s"}
+    x = {"title": by.replace("state_bytes", "bytes of state"), "log": True, "format": "~s"}
     return {"height": 280, "panels": [{"title": "", "x": x, "y": {"title": label, **y}}], "series": series}
 
 

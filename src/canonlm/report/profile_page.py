@@ -10,7 +10,7 @@ from canonlm.report.format import count_of, percent, quantity, sentence
 from canonlm.report.profile import caveats, factor, headlines, noise, planned, verdicts
 from canonlm.report.profile_charts import curves, scores, solved
 from canonlm.report.theme import looks
-from canonlm.runs.identity import short
+from canonlm.runs.identity import short, short_bytes
 
 INTERVALS = "Intervals: 95 %, of the mean over seeds, for three seeds or more"
 SCORES = f"Score after training, by task. {INTERVALS}. Pale dots: single seeds. The dotted line: what guessing scores."
@@ -154,10 +154,15 @@ def _costs(profile: Profile) -> list[Block]:
         ratio = ""
         if arm is not first and arm.tokens_per_s and first.tokens_per_s:
             ratio = f"{arm.tokens_per_s / first.tokens_per_s:.2f} of {first.arch}"
-        return [short(arm.parameters), short(arm.flops), cell(short(arm.tokens_per_s), ratio), memory, minutes]
+        sizes = short(arm.parameters), short_bytes(arm.state_bytes), short(arm.flops)
+        return [*sizes, cell(short(arm.tokens_per_s), ratio), memory, minutes]
 
-    head = ["task", "architecture", "parameters", "FLOPs per token", "tokens/s", "memory", "minutes of training"]
-    note = "FLOPs: forward and backward. Memory: the peak of the process; on a CPU, including torch itself."
+    head = ["task", "architecture", "parameters", "bytes of state", "FLOPs per token", "tokens/s", "memory",
+            "minutes of training"]  # fmt: skip
+    note = (
+        "Bytes of state: what the model keeps of one window to continue it. FLOPs: forward and backward. Memory: the "
+        "peak of the process; on a CPU, including torch itself."
+    )
     return [table(head, _rows(profile, cells), kind="models"), {"note": note}]
 
 

@@ -14,7 +14,7 @@ from canonlm.report.sentences import choice, verdict
 from canonlm.report.settings import Setting, settings, unplanned
 from canonlm.runs import summary
 from canonlm.runs.groups import Group, by_run
-from canonlm.runs.identity import short
+from canonlm.runs.identity import short, short_bytes
 from canonlm.runs.rows import is_slice, primary
 from canonlm.runs.seed_statistics import SEEDS_OF_INTERVAL
 from canonlm.runs.summary import Architecture, Difference, Rate
@@ -95,24 +95,30 @@ def ranking(archs: Sequence[Architecture], keys: Sequence[str], chance: Mapping[
     measures, a column each; "" is the mean accuracy."""
     task, guesses = archs[0].task, summary.guesses_of(archs, keys, chance)
     rows: list[list[Cell]] = []
+    counted = any(a.state_bytes is not None for a in archs)
     ordered = sorted(archs, key=lambda a: -a.best.mean if a.best and a.best.mean is not None else float("inf"))
     for a in ordered:
         cells: list[Cell] = [*["–"] * (len(keys) + 1), f"0 of {sum(rate.unfinished for rate in a.rates)}"]
         if (best := a.best) is not None:
             cells = [*_scores(task, best, keys, guesses), f"{best.lr:g}", best.finished_of]
-        rows.append([a.arch, *cells, short(a.parameters), short(a.tokens_per_s)])
+        rows.append(
+            [a.arch, *cells, short(a.parameters), *[short_bytes(a.state_bytes)] * counted, short(a.tokens_per_s)]
+        )
     means = [a.best.mean for a in ordered if a.best and a.best.mean is not None]
     marks = ["best" if len(means) > 1 and a.best and a.best.mean == means[0] > means[-1] else "" for a in ordered]
     if guesses:
-        rows.append(["chance", *(percent(guesses[key]) if key in guesses else "" for key in keys), *[""] * 4])
+        rows.append(
+            ["chance", *(percent(guesses[key]) if key in guesses else "" for key in keys), *[""] * (4 + counted)]
+        )
         marks.append("aside")
     labels = [quantity(task, key).label for key in keys]
-    head = ["architecture", *labels, "learning rate", "runs", "parameters", "tokens/s"]
+    head = ["architecture", *labels, "learning rate", "runs", "parameters", *["bytes of state"] * counted, "tokens/s"]
     seeds = max((a.best.repeats for a in archs if a.best), default=0)
     small = {0: "", 1: "", 2: " Small: the values of both runs."}.get(seeds, " Small: 95% intervals over seeds.")
     steps = {run.result.steps for a in archs if a.best for run in a.best.runs if run.result}
     when = f"After {count_of(steps.pop(), 'training step')}" if len(steps) == 1 else "At the end of training"
     note = f"{when}, each architecture at its best learning rate.{small}"
+    note += " Bytes of state: what the model keeps of one window to continue it." if counted else ""
     return [table(head, rows, marks), *([{"note": note}] if means else [])]
 
 
@@ -144,6 +150,12 @@ def _charts(archs: Sequence[Architecture], section: Section, number: int) -> lis
         caption = f"{sentence(score_label(section.task, archs[0].score))} at the end of training, by model size. "
         caption += "Where whiskers leave the chart, hover to see their ends."
         charts.insert(0, chart(f"sizes-{number}", caption, size_curves(archs)))
+    if len({a.state_bytes for a in archs if a.best and a.best.score and a.state_bytes}) > 1:
+        caption = (
+            f"{sentence(score_label(section.task, archs[0].score))} at the end of training, by the bytes of state "
+        )
+        caption += "that the model keeps of one window to continue it."
+        charts.append(chart(f"state-{number}", caption, size_curves(archs, "state_bytes")))
     return charts
 
 

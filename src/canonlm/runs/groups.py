@@ -26,6 +26,11 @@ class Group:
         return next((run.result.num_parameters for run in self.runs if run.result), None)
 
     @property
+    def state_bytes(self) -> int | None:
+        """The bytes of state of one window; None if the finished runs have not recorded it."""
+        return next((run.result.state_bytes for run in self.runs if run.result), None)
+
+    @property
     def matched(self) -> str:
         """`intermediate_size 341 → 352`: what was adjusted to make the numbers of parameters equal."""
         model = self.runs[0].config.get("model")

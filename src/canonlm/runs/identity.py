@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from canonlm.core.errors import shown
+from canonlm.core.limits import readable
 
 Config = Mapping[str, Any]
 Difference = tuple[str, Any, Any]
@@ -136,6 +137,11 @@ def short(number: float | None) -> str:
         if number >= size:
             return f"{number / size:.3g} {unit}"
     return f"{number:.0f}"
+
+
+def short_bytes(number: int | None) -> str:
+    """`1,234,567` → `1.2 MB`; missing → `–`."""
+    return "–" if number is None else readable(number)
 
 
 def short_size(parameters: Any) -> str | None:

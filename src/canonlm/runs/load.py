@@ -52,6 +52,7 @@ class Result:
     steps: int
     final: Evaluation
     num_parameters: int | None = None
+    state_bytes: int | None = None  # of one sequence of data.seq_len tokens
     tokens_per_s: float | None = None
     train_seconds: float | None = None
 
@@ -152,7 +153,7 @@ def _result(raw: Mapping[str, Any] | None, on_text: bool, notes: list[str]) -> R
     notes += [f"{name} of the final evaluation is not a finite number" for name in final.unusable]
     size, speed, seconds = (raw.get(key) for key in ("num_parameters", "tokens_per_s", "train_seconds"))
     return Result(
-        steps, final, num_parameters=known_count(size),
+        steps, final, num_parameters=known_count(size), state_bytes=known_count(raw.get("state_bytes")),
         tokens_per_s=speed if finite(speed) else None, train_seconds=seconds if finite(seconds) else None,
     )  # fmt: skip
 

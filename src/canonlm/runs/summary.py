@@ -114,6 +114,10 @@ class Architecture:
     def task(self) -> TaskInfo:
         return self.group.runs[0].task
 
+    @property
+    def state_bytes(self) -> int | None:
+        return self.group.state_bytes
+
 
 @dataclass(frozen=True)
 class Difference:

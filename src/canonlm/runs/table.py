@@ -38,6 +38,7 @@ SCHEMA = {
     "canon": pl.String,  # sites, such as ABCD or AbCD; b: a short convolution alone; none
     "size": pl.String,  # 1B; 12L768D: layers and width of playground models
     "parameters": pl.Int64,  # once the run has finished
+    "state_bytes": pl.Int64,  # of one sequence of data.seq_len tokens; once the run has finished
     "lr": pl.Float64,  # of the configuration; the metric `lr` is that of a step
     "seed": pl.Int64,
     "kind": pl.String,  # evaluation, training, final, suite
@@ -52,8 +53,8 @@ SCHEMA = {
     "correct": pl.Int64,
     "total": pl.Int64,  # answers, or tokens of a text, behind the value
 }
-RUN_COLUMNS = ("run", "state", "task", "setting", "arch", "parameters", "lr", "seed", "kind", "split", "step", "tokens",
-               "slice", "metric", "value", "stderr", "correct", "total")  # fmt: skip
+RUN_COLUMNS = ("run", "state", "task", "setting", "arch", "parameters", "state_bytes", "lr", "seed", "kind", "split",
+               "step", "tokens", "slice", "metric", "value", "stderr", "correct", "total")  # fmt: skip
 MODEL = ("source", "model", "arch", "canon", "size", "tokens", "lr", "seed")
 """The columns of results that identify a model."""
 QUESTION = ("task", "setting", "slice", "metric", "unit")
@@ -95,8 +96,8 @@ def measurements(
     for one in gathered:
         about: dict[str, Row] = {}
         for run in one.runs.values():
-            size = run.result.num_parameters if run.result else None
-            about[run.name] = (run.name, run.state, *tasks[run.name], run.arch, size, run.lr, run.seed)
+            sizes = (run.result.num_parameters, run.result.state_bytes) if run.result else (None, None)
+            about[run.name] = (run.name, run.state, *tasks[run.name], run.arch, *sizes, run.lr, run.seed)
             rows += ((run.name, unit, *about[run.name], *row) for unit, *row in _of_run(run, kinds))
         for name, evaluated in one.evaluated.items() if "suite" in kinds else ():
             try:
@@ -168,7 +169,7 @@ def _of_suites(one: Evaluated, name: str, where: Gathered, about: Mapping[str, R
         (run for short, run in where.runs.items() if {short, Path(short).name} & set(parts_of(one, where))), None
     )
     tokens = tokens_of(run.config, step) if run and step is not None else None
-    unknown_run = (name, None, None, None, arch if isinstance(arch, str) else None, parameters, None, None)
+    unknown_run = (name, None, None, None, arch if isinstance(arch, str) else None, parameters, None, None, None)
     run_name, state, _, _, *rest = about[run.name] if run else unknown_run
     for entry in one.entries:
         suite, split = entry["suite"], entry["settings"].get("split")

@@ -48,7 +48,7 @@ class Group:
 
 
 def problem(name: str) -> str:
-    """What was expected instead of this name; "" if it is the name of a group."""
+    """A description of the expected names; "" if this is the name of a group that is not too large."""
     order = 1
     for part in name.split("x"):
         match = re.fullmatch(r"([A-Z])([1-9]\d?)", part)

@@ -35,6 +35,12 @@ def build_model(run: RunConfig, device: str = "cpu") -> LanguageModel:
         return build(run.arch, sizes_of(run), run.train.seed)
 
 
+def state_bytes(run: RunConfig) -> int | None:
+    """Bytes of state of a sequence of `data.seq_len` tokens; None if the model returns no cache."""
+    state = build_model(run, "meta").state(run.data.seq_len)
+    return None if state is None else state.total
+
+
 def with_complete_name(run: RunConfig) -> RunConfig:
     """The run with the complete name of its architecture: fields that a name can express move into it."""
     name, fields = complete_name(run.arch, sizes_of(run))

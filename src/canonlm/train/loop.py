@@ -27,7 +27,7 @@ from canonlm.runs import folder as run_folder
 from canonlm.runs import leases, rows
 from canonlm.runs.identity import check_label, label
 from canonlm.train import data, trackers
-from canonlm.train.build import build_model, check, with_complete_name
+from canonlm.train.build import build_model, check, state_bytes, with_complete_name
 from canonlm.train.checkpoint import Checkpoints
 from canonlm.train.clipping import clip_grad_norm
 from canonlm.train.clock import Clock
@@ -232,6 +232,7 @@ class _Run:
             "steps": self.step,
             "tokens": self.step * self.clock.tokens_per_step,
             "num_parameters": self.model.num_parameters,
+            "state_bytes": state_bytes(self.config) if world.main else None,
             **self.clock.result(),
             "final": evaluation,
             "run": label(self.config.model_dump()),
