@@ -95,7 +95,8 @@ CASES = [
     Case("verify, table", "answers", "copying.parquet", "data dump copying --n 4 --verify copying.parquet",
          streams=True),
     *(Case(f"verify, {task}", "answers", f"{task}.jsonl", f"data dump {task} --n 4 --verify {task}.jsonl", streams=True)
-      for task in ("brevo", "capo", "copying", "depo", "lano", "mano", "mqar", "parity", "state")),
+      for task in ("brevo", "capo", "copying", "depo", "flipflop", "lano", "mano", "mqar", "parity",
+                   "state")),
 ]  # fmt: skip
 
 SETTINGS = {
@@ -107,6 +108,7 @@ SETTINGS = {
     "data show mano --n 1": ("task.L",),
     "data show mqar --n 1": ("task.N",),
     "data show parity --n 1": ("task.max_len",),
+    "data show flipflop --n 1": ("task.N", "task.test_p_ignore"),
     "data show state --n 1": ("task.group", "task.answers"),
     "plan run.yaml --gpus 1": ("arch", "model.num_hidden_layers", "train.batch_size", "model.fields.rope_theta"),
     "recipes show run.yaml": (

@@ -12,6 +12,7 @@ SMALL = {
     "capo": {"N": 20},
     "copying": {"N": 5},
     "depo": {"N": 6, "K": 2},
+    "flipflop": {"N": 6},
     "lano": {"grammar": "cfg3f"},
     "mano": {"L": 3},
     "mqar": {"pairs": 2, "test_pairs": [2]},

@@ -14,6 +14,7 @@ DIGESTS = {
     "copying copying-500": "03813f74220fbb05",
     "depo depo1-225": "ecdecf11f52cd415",
     "depo depo2-75": "b4f8d8d06440361f",
+    "flipflop flipflop-64": "aa69c5a37fd18408",
     "lano cfg3f": "2900e054acb27034",
     "lano cfg3k": "5ba1495c21ad021b",
     "mano mano-10": "d0602ab250ef14a0",
