@@ -124,6 +124,12 @@ def test_a_users_mixer_is_counted_and_a_users_net_has_no_cache(tmp_path, monkeyp
         class Mine(GatedLinearAttention):
             '''Another gated linear attention.'''
 
+        class Raises(GatedLinearAttention):
+            def forward(self, *args, past_key_values=None, **kwargs):
+                if past_key_values is not None:
+                    raise RuntimeError("no cache")
+                return super().forward(*args, **kwargs)
+
         class Net(nn.Module):
             def __init__(self, vocab_size, hidden_size):
                 super().__init__()
@@ -136,3 +142,4 @@ def test_a_users_mixer_is_counted_and_a_users_net_has_no_cache(tmp_path, monkeyp
     state = on_meta("mine.py:Mine").state(64)
     assert state == State(64, 4 * 4 * (2 * 32 * 64 + TAPS * 256), 0)
     assert on_meta("mine.py:Net").state(64) is None
+    assert on_meta("mine.py:Raises").state(64) is None

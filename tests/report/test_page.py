@@ -120,7 +120,7 @@ def test_text_from_runs_stays_text(tmp_path, text, written):
     assert embedded_json(written)["title"] == text
     assert text in visible_text(written)
     console = Console(file=io.StringIO(), width=200)
-    for part in tables(load_play(tmp_path)):
+    for part in terminal_tables(load_play(tmp_path)):
         console.print(part)
 
 

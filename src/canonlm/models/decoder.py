@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from canonlm.canon.layer import CanonLayer
+from canonlm.core import user_code
 from canonlm.core.errors import InvalidSetting, expected, refused
 from canonlm.models import tensor_parallel
 from canonlm.models.block import DecoderLayer
@@ -100,8 +101,14 @@ class Decoder(LanguageModel):
         return {**parts, "head": 2 * config.hidden_size * config.vocab_size}
 
     def bytes_after(self, num_tokens: int) -> int | None:
-        """Without the marks of `cache.count_tokens`, which only count tokens."""
-        counted, marks = super().bytes_after(num_tokens), 2 * num_tokens * self.module.dtype.itemsize
+        """Without the marks of `cache.count_tokens`, which only count tokens. None for a mixer from outside that cannot
+        use a cache."""
+        try:
+            counted, marks = super().bytes_after(num_tokens), 2 * num_tokens * self.module.dtype.itemsize
+        except Exception:  # of the user's code
+            if not any(map(user_code.is_reference, self._config.mixers)):
+                raise
+            return None
         return counted if counted is None or "attention" in self._config.mixers else counted - marks
 
     def extra_memory(self, block: nn.Module, seq_len: int) -> float:
