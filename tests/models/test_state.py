@@ -119,14 +119,15 @@ def test_a_users_mixer_is_counted_and_a_users_net_has_no_cache(tmp_path, monkeyp
     (tmp_path / "mine.py").write_text(
         textwrap.dedent("""
         from torch import nn
+        from transformers import Cache
         from canonlm.models.mixers.gla import GatedLinearAttention
 
         class Mine(GatedLinearAttention):
             '''Another gated linear attention.'''
 
         class Raises(GatedLinearAttention):
-            def forward(self, *args, past_key_values=None, **kwargs):
-                if past_key_values is not None:
+            def forward(self, *args, **kwargs):
+                if any(isinstance(each, Cache) for each in (*args, *kwargs.values())):
                     raise RuntimeError("no cache")
                 return super().forward(*args, **kwargs)
 
