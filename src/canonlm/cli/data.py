@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -131,14 +131,14 @@ def _coloured(task: "later.tasks.Task", sample: "later.tasks.Sample") -> Text:
 def _explained(task: "later.tasks.Task", sample: "later.tasks.Sample") -> Iterator[Text]:
     """`4 hops  q4 w3. ans → w9.  (w3. → w1. → w5. → w7. → w9.: 4 steps)`, a line for each question."""
 
-    def words(start: int, stop: int) -> str:
-        return _clip(task.vocab.text(sample.tokens[start:stop].tolist()))
+    def words(start: int, stop: int, of: Any = sample.tokens) -> str:
+        return _clip(task.vocab.text(of[start:stop].tolist()))
 
     labels = [_label(task, query.slice) for query in sample.queries]
     for label, query in zip(labels, sample.queries, strict=True):
         line = Text(f"  {label:{max(map(len, labels))}}  ", "dim")
         line.append(words(query.question_start, query.start), STYLES["question"]).append(" → ")
-        line.append(words(query.start, query.stop), STYLES["answer"])
+        line.append(words(query.start, query.stop, sample.labels), STYLES["answer"])
         why = task.explain(sample, query)
         yield line.append(f"  ({why})", "dim") if why else line
 

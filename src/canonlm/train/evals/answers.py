@@ -63,7 +63,7 @@ class Answers:
         return Answer(
             dict(verdict.slice),
             ("… " if cut > begin else "") + text(tokens[cut : query.start].tolist()),
-            text(tokens[query.start : query.stop].tolist()),
+            text(sample.labels[query.start : query.stop].tolist()),
             text(model_answer),
             bool(verdict.correct),
             finite,
