@@ -1,12 +1,20 @@
 """`canonlm tasks` and `canonlm archs`: lists of the tasks and architectures."""
 
+from typing import Any
+
 from rich.console import Console
 from rich.table import Table
 
 from canonlm.cli import later
 from canonlm.cli.status import load_torch
 
-LAYER = {"num_hidden_layers": 1, "hidden_size": 768, "num_attention_heads": 12, "vocab_size": 64, "seq_len": 64}
+LAYER: dict[str, Any] = {
+    "num_hidden_layers": 1,
+    "hidden_size": 768,
+    "num_attention_heads": 12,
+    "vocab_size": 64,
+    "seq_len": 64,
+}
 """The sizes of the models whose state is listed."""
 
 

@@ -51,7 +51,7 @@ def bytes_after(module: PreTrainedModel, num_tokens: int) -> int | None:
     cache. Other tensors, such as counters, are not state."""
     device, training = next(module.parameters()).device, module.training
     # torch has no grouped products of float32 on the meta device.
-    experts = getattr(module, "get_experts_implementation", dict)() if device.type == "meta" else {}
+    experts: dict[str, Any] = getattr(module, "get_experts_implementation", dict)() if device.type == "meta" else {}
     try:
         if experts:
             module.set_experts_implementation({key: "batched_mm" for key, kind in experts.items() if kind is not None})
