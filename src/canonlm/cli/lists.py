@@ -61,7 +61,7 @@ def _state(arch: str) -> str:
     if state is None:
         return "–"
     return " + ".join(
-        later.limits.readable(size) + what
+        later.errors.readable(size) + what
         for size, what in ((state.fixed, ""), (state.per_token, " per token"))
         if size
     )

@@ -118,8 +118,8 @@ def _state(state: "later.state.State | None") -> str:
     if state is None:
         return "not known: the model returns no cache"
     sizes = {"fixed": state.fixed, "per token": state.per_token}
-    parts = [f"{later.limits.readable(size)} {what}" for what, size in sizes.items() if size]
-    return f"{later.limits.readable(state.total)} for a sequence of {state.tokens:,} tokens  ({', '.join(parts)})"
+    parts = [f"{later.errors.readable(size)} {what}" for what, size in sizes.items() if size]
+    return f"{later.errors.readable(state.total)} for a sequence of {state.tokens:,} tokens  ({', '.join(parts)})"
 
 
 def _duration(days: float) -> str:

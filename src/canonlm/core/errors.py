@@ -2,6 +2,7 @@
 command line)."""
 
 import difflib
+import math
 import re
 import reprlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -236,3 +237,11 @@ def _optional(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
 
 def _is_model(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def readable(num_bytes: float) -> str:
+    """`4.0 TB`"""
+    units = ["bytes", "kB", "MB", "GB", "TB", "PB", "EB"]
+    power = min(int(math.log10(max(1, num_bytes)) / 3), len(units) - 1)
+    number = num_bytes / 1000**power
+    return f"{number:,.1f} {units[power]}" if power and number < 10 else f"{number:,.0f} {units[power]}"

@@ -1,7 +1,6 @@
 """Limits of the machine, checked before anything is allocated: a size may be a mistake, or come from somebody's
 file."""
 
-import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from canonlm.core.errors import InvalidSetting
+from canonlm.core.errors import InvalidSetting, readable
 
 MAX_MODULES = 50_000
 """Modules of a model. A thousand layers have some 20,000; building 50,000 takes some 10 seconds."""
@@ -55,11 +54,3 @@ def memory_of(device: str = "cpu") -> int:
         if path.is_file() and (limit := path.read_text().strip()).isdigit():
             sizes.append(int(limit))
     return min(sizes, default=2**62)
-
-
-def readable(num_bytes: float) -> str:
-    """`4.0 TB`"""
-    units = ["bytes", "kB", "MB", "GB", "TB", "PB", "EB"]
-    power = min(int(math.log10(max(1, num_bytes)) / 3), len(units) - 1)
-    number = num_bytes / 1000**power
-    return f"{number:,.1f} {units[power]}" if power and number < 10 else f"{number:,.0f} {units[power]}"

@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from canonlm.core.errors import shown
-from canonlm.core.limits import readable
+from canonlm.core.errors import readable, shown
 
 Config = Mapping[str, Any]
 Difference = tuple[str, Any, Any]
