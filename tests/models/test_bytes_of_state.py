@@ -144,3 +144,9 @@ def test_a_users_mixer_is_counted_and_a_users_net_has_no_cache(tmp_path, monkeyp
     assert state == State(64, 4 * 4 * (2 * 32 * 64 + TAPS * 256), 0)
     assert on_meta("mine.py:Net").state(64) is None
     assert on_meta("mine.py:Raises").state(64) is None
+
+
+def test_experts_keep_no_state():
+    with torch.device("meta"):
+        plain, experts = (build(arch, SMALL).state(16) for arch in ("llama", "llama+mlp=moe"))
+    assert plain == experts

@@ -13,6 +13,7 @@ from canonlm.models.apply_canon import Slot, run_gated, run_site
 from canonlm.models.cache import Layout
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.show import by_projection
+from canonlm.ops.autocast import without_autocast
 from canonlm.ops.derivatives import by_definition
 
 
@@ -66,7 +67,7 @@ class Router(nn.Linear):
 
     def forward(self, x_ND: Tensor) -> Tensor:
         compute = torch.promote_types(x_ND.dtype, torch.float32)
-        with torch.autocast(x_ND.device.type, enabled=False):
+        with without_autocast(x_ND):
             return nn.functional.linear(x_ND.to(compute), self.weight.to(compute))
 
 
@@ -103,7 +104,8 @@ class MoE(nn.Module):
             capacity = (self.capacity_factor * tokens.double() / self.num_experts).ceil()
         else:
             capacity = tokens_per_expert_E.max()
-            places = x_ND.shape[0] if torch.compiler.is_compiling() or by_definition() else int(capacity)
+            unknown = torch.compiler.is_compiling() or by_definition() or x_ND.is_meta
+            places = x_ND.shape[0] if unknown else int(capacity)
         queue_N = chosen_NE.cumsum(0).gather(1, choice_N[:, None])[:, 0] - 1
         # One slot more than there are places: for the tokens that no expert takes.
         slot_N = torch.where(real_N & (queue_N < capacity), choice_N * places + queue_N, self.num_experts * places)
