@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from canonlm.models.build import build, wrap
-from canonlm.models.interface import Sizes
+from canonlm.models.interface import SMALL, Sizes
 from canonlm.models.state import State
 
 SIZES = Sizes(num_hidden_layers=4, hidden_size=64, num_attention_heads=4, vocab_size=40, seq_len=1024)
