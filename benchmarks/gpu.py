@@ -214,6 +214,7 @@ def run_all(names: list[str], device: str, out: Path, end: float) -> dict[str, s
 
 def archive(out: Path) -> None:
     """All results in one file, as some machines give back only a few."""
+    out.mkdir(parents=True, exist_ok=True)
     new = out / ".gpu.tar.gz.tmp"
     with tarfile.open(new, "w:gz") as tar:
         for file in sorted(path for path in out.iterdir() if path.is_file() and ".tar.gz" not in path.name):

@@ -1,5 +1,6 @@
 """Importing is light, names come on first use, and transformers knows our models after `import canonlm` alone."""
 
+import runpy
 import subprocess
 import sys
 
@@ -14,6 +15,11 @@ def python(code):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_a_spawned_process_does_not_run_the_command_again():
+    """`python -m canonlm` is imported under this name in processes that it spawns: `doctor` started itself again."""
+    runpy.run_module("canonlm.__main__", run_name="__mp_main__")
 
 
 COMPLETE = """

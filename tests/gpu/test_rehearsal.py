@@ -5,7 +5,9 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -69,6 +71,25 @@ def test_groups_without_remaining_time_are_not_run(gpu, tmp_path):
     assert ended.returncode == 0
     assert ended.stdout.count("not run: no time left") == len(gpu.GROUPS)
     assert "go on with: --only doctor,tests,sanitizer,conv," in ended.stdout
+
+
+def archived(out, group):
+    with tarfile.open(out / "gpu.tar.gz") as tar, suppress(KeyError):
+        return json.load(tar.extractfile(f"{group}.json"))["rows"]
+    return []
+
+
+@pytest.mark.slow
+def test_what_was_measured_is_in_the_archive_when_the_command_is_ended(tmp_path):
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--device", "cpu", "--out", str(tmp_path), "--only", "conv"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            if "forward, PyTorch form" in line:
+                process.terminate()
+                break
+        process.stdout.read()
+    assert process.returncode == 143
+    assert archived(tmp_path, "conv") == results(tmp_path, "conv")["rows"] != []
 
 
 def test_an_unknown_group(tmp_path):

@@ -63,10 +63,7 @@ class FlipFlop(Task):
         total = 0.0
         for n in self.test_lengths:
             for p in self.spec.test_p_ignore:
-                write, at = (
-                    (1 - p) / 2,
-                    np.arange(1, n),
-                )  # the last read, and others with the same probability as writes
+                at, write = np.arange(1, n), (1 - p) / 2  # also the probability of a read, but for the last pair
                 later = (1 - write) ** (gap - 1.0) * (at >= gap)  # that the last write is at least `gap` pairs before
                 at_least_twice = (1 - write) ** (2 * gap - 1.0) * (at >= 2 * gap)
                 total += float(((later - at_least_twice) * np.where(at == n - 1, 1, write)).sum())

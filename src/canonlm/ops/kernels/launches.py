@@ -1,6 +1,6 @@
 """Launches of kernels: tile sizes per architecture, and those that `tune` measured on this machine.
 
-The built-in ones for sm_90 and K <= 4 are the fastest of an H200 (benchmarks/results/gpu/launches.json: 28 to 72
+The built-in ones for sm_90 and K <= 4 are the fastest of an H200 (benchmarks/launches.py: 28 to 72
 launches of each kernel, then six lengths of a tile at four shapes). Those for K > 4 and other architectures were chosen
 from compiler output (registers, loads in flight).
 """
