@@ -227,6 +227,12 @@ def test_bytes_of_state_are_a_column_an_axis_and_a_measurement(tmp_path):
     assert dict(frame.select("arch", "state_bytes").unique().iter_rows()) == states
 
 
+def test_states_that_are_nearly_equal_have_no_chart(tmp_path):
+    for arch, state in {"llama": 16_896, "llama+canon=A": 17_408}.items():
+        write_run(tmp_path / arch, arch=arch, evals=[evaluation(100, {("k", 1): (40, 100)})], state=state)
+    assert not [name for name in charts(write_report(tmp_path).read_text(encoding="utf-8")) if "state-" in name]
+
+
 def test_runs_that_have_not_recorded_bytes_of_state(written):
     assert all("bytes of state" not in rows[0] for rows in tables(written))
     assert not [name for name in charts(written) if name.startswith("state-")]

@@ -150,11 +150,10 @@ def _charts(archs: Sequence[Architecture], section: Section, number: int) -> lis
         caption = f"{sentence(score_label(section.task, archs[0].score))} at the end of training, by model size. "
         caption += "Where whiskers leave the chart, hover to see their ends."
         charts.insert(0, chart(f"sizes-{number}", caption, size_curves(archs)))
-    if len({a.state_bytes for a in archs if a.best and a.best.score and a.state_bytes}) > 1:
-        caption = (
-            f"{sentence(score_label(section.task, archs[0].score))} at the end of training, by the bytes of state "
-        )
-        caption += "that the model keeps of one window to continue it."
+    states = [a.state_bytes for a in archs if a.best and a.best.score and a.state_bytes]
+    if states and max(states) >= 2 * min(states):  # closer ones say nothing, and an axis has no mark between them
+        caption = f"{sentence(score_label(section.task, archs[0].score))} at the end of training, by the bytes of "
+        caption += "state that the model keeps of one window to continue it."
         charts.append(chart(f"state-{number}", caption, size_curves(archs, "state_bytes")))
     return charts
 
