@@ -152,7 +152,7 @@ MISTAKES = [
     ("profile llama --seeds 0", "--seeds: expected an integer from 1 to 100, got 0"),
     ("profile llama --jobs 0", "--jobs: expected an integer >= 1, got 0"),
     ("profile llama train.steps=10", 'canonlm profile takes no settings, got "train.steps=10"; `canonlm play` does'),
-    ("profile llama --match flops", '--match: expected parameters, got "flops"'),
+    ("profile llama --match flops", '--match: expected parameters, state or state,parameters, got "flops"'),
     ("replicate fig7 --scale mirco", 'unknown scale "mirco". Did you mean "micro"?'),
     ("replicate fig7 --only depo-mikro", 'unknown setting or claim "depo-mikro". Did you mean "depo-micro"?'),
     ("replicate fig7 --only C25", 'unknown setting or claim "C25". Did you mean "C20"?'),

@@ -100,7 +100,7 @@ def test_two_plays_one_page(tmp_path, capsys):
     shown = {f"llama ({layers}L {width}d)" for layers, width in SIZES} | {
         "gdn2", "llama+canon", "llama+canon (canon_residual=false)"}  # fmt: skip
     assert shown <= set(row_heads(page))
-    assert "Adjusted to match parameters: gdn2 intermediate_size 341 → 352." in visible_text(page)
+    assert "Adjusted by --match: gdn2 intermediate_size 341 → 352." in visible_text(page)
     assert "66 k" in visible_text(page)
     assert "canonlm play a\ncanonlm play b" in visible_text(page)
     text = [part.caption or "" for part in tables(load_play(tmp_path)) if hasattr(part, "caption")]

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from canonlm.cli import main
 from canonlm.launch.grid import plan
 from canonlm.launch.recipes import load_preset
-from canonlm.train.build import build_model, with_complete_name
+from canonlm.train.build import build_model, state_bytes, with_complete_name
 from canonlm.train.checkpoint import load_model
 from canonlm.train.load_config import load
 from canonlm.train.loop import train
@@ -95,10 +95,42 @@ def test_equal_numbers_of_parameters(tmp_path):
     changed = [(run, *change) for run in runs for change in run.config.model.matched.items()]
     assert len(changed) > 2
     assert all(run.config.model.fields[field] == after != before for run, field, (before, after) in changed)
-    with pytest.raises(ValueError, match=r"^--match: hf:mamba2 has .* no width of its MLP makes up the difference$"):
-        plan(load_preset("depo", "tiny"), tmp_path, archs=["llama", "hf:mamba2"], match="parameters")
-    with pytest.raises(ValueError, match=r'^--match: expected parameters, got "flops"$'):
-        plan(load_preset("depo", "tiny"), tmp_path, archs=["llama"], match="flops")
+
+
+def test_equal_bytes_of_state(tmp_path):
+    archs = ["gdn2", "llama", "mamba2", "gla5", "gdn2.llama", "hf:qwen3", "hf:mamba2"]
+    runs = plan(load_preset("depo", "tiny"), tmp_path, archs=archs, match="state")
+    states = [state_bytes(run.config) for run in runs]
+    assert all(abs(state / states[0] - 1) <= 0.05 for state in states)
+    assert runs[0].config.model.matched == {}
+    assert [list(run.config.model.matched) for run in runs[3:5]] == [[], ["linear_key_head_dim"]]
+    both = plan(load_preset("depo", "tiny"), tmp_path, archs=archs[:3], match="state,parameters")
+    assert [state_bytes(run.config) for run in both] == states[:3]
+    counts = [build_model(run.config, "meta").num_parameters for run in both]
+    assert all(abs(count / counts[0] - 1) <= 0.01 for count in counts)
+
+
+@pytest.mark.parametrize(
+    ("archs", "match", "expected"),
+    [
+        (["llama"], "flops", r'expected parameters, state or state,parameters, got "flops"'),
+        (["llama", "hf:mamba2"], "parameters", "hf:mamba2 has .* no width of its MLP makes up the difference"),
+        (
+            ["mamba2", "hf:gpt2"],
+            "state",
+            r"hf:gpt2 has 131 kB of state after 64 tokens and the first .*, and none of its settings is known .*",
+        ),
+        (
+            ["llama", "mamba2{state_size=4096}"],  # a size in the name stays
+            "state",
+            r"mamba2.* has 8.7 MB .* and no value of mamba_state_size, linear_value_head_dim makes up the difference",
+        ),
+        (["llama", "hf:openai-gpt"], "state", "hf:openai-gpt has no state to count"),
+    ],
+)
+def test_what_cannot_be_matched_is_refused_in_one_line(tmp_path, archs, match, expected):
+    with pytest.raises(ValueError, match=f"^--match: {expected}$"):
+        plan(load_preset("depo", "tiny"), tmp_path, archs=archs, match=match)
 
 
 @pytest.mark.slow

@@ -35,7 +35,8 @@ TrustRecipe = Annotated[
 Match = Annotated[
     str | None,
     typer.Option(
-        help="parameters: resize each MLP until all architectures have as many parameters as the first, within 1 %."
+        help="parameters: resize each MLP until all architectures have as many parameters as the first, within 1 %; "
+        "state: heads or key sizes until they have as many bytes of state, within 5 %; state,parameters: both."
     ),
 ]
 SeedSet = Annotated[

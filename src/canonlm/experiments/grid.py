@@ -201,8 +201,7 @@ def _run(experiment: Experiment, point: Point, rate: float, number: int, split: 
 
 
 def _sized(experiment: Experiment, point: Point) -> RunConfig:
-    """The configuration with the point's architecture and size, and its MLP's width if the experiment matches
-    parameters."""
+    """The configuration with the point's architecture and size, and the sizes that the experiment matches."""
     key = experiment.sha256, point
     if key not in _models:
         base = _base(experiment, point)
@@ -213,15 +212,15 @@ def _sized(experiment: Experiment, point: Point) -> RunConfig:
             sizes = {"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads}
             model = model.model_copy(update=sizes)
         sized = base.model_copy(update={"arch": point.arch, "model": model})
-        _models[key] = sized if experiment.match is None else _matched(sized, experiment.match)
+        _models[key] = sized if experiment.match is None else _matched(sized, experiment.match, experiment.match_by)
     return _models[key]
 
 
-def _matched(config: RunConfig, reference: str) -> RunConfig:
+def _matched(config: RunConfig, reference: str, match: str) -> RunConfig:
     from canonlm.train.build import build_model, matched, with_complete_name  # imports torch, which pages do not need
 
-    parameters = build_model(config.model_copy(update={"arch": reference}), "meta").num_parameters
-    if not (changes := matched(config, parameters)):
+    model = build_model(config.model_copy(update={"arch": reference}), "meta")
+    if not (changes := matched(config, model, match)):
         return config
     changes["fields"] = {**config.model.fields, **changes["fields"]}
     return with_complete_name(config.model_copy(update={"model": config.model.model_copy(update=changes)}))

@@ -50,7 +50,7 @@ def profile(
 
     task_names: empty: all. seeds: fresh seeds of each architecture; default: as many as verdicts need, or one
     if quick.
-    quick: the middle rate, and a third of the training. match: "parameters", as in `canonlm play`. until: a run ends
+    quick: the middle rate, and a third of the training. match: as in `canonlm play`. until: a run ends
     when it has that share of the answers right, after at most BUDGET times as many steps. seed_set: as in
     `schema.load`.
     ValueError: no such task or architecture, fewer seeds than one, a model that cannot be built or matched.
@@ -63,8 +63,6 @@ def profile(
             raise unknown("task", name, settings_of_tasks)
     if seeds is not None and not 1 <= seeds <= FIRST_TUNING_SEED:
         raise expected("--seeds", f"an integer from 1 to {FIRST_TUNING_SEED}", seeds)
-    if match not in (None, "parameters"):
-        raise expected("--match", "parameters", match)
     if until is not None and quick:
         raise expected("--until", "no value with --quick", f"{until:.0%}")
     chosen_tasks = list(dict.fromkeys(task_names or settings_of_tasks))
@@ -82,7 +80,9 @@ def profile(
             panels.append(Panel(settings=[name + AGAIN], arms=names[:1]))
     first = panels[0].arms[0] if match else None
     command = "canonlm profile --quick" if quick else "canonlm profile"
-    experiment = Experiment(title=_question(panels[0].arms), source=command, micro=panels, match=first)
+    experiment = Experiment(
+        title=_question(panels[0].arms), source=command, micro=panels, match=first, match_by=match or "parameters"
+    )
     text = yaml.safe_dump(experiment.model_dump(exclude_defaults=True), sort_keys=False)
     text += "".join(f"# {key}: sha256 {file.sha256}\n" for arch in archs for key, file in _files(arch).items())
     named(experiment, "profile-quick" if quick else "profile-until" if until else "profile", text, settings, seed_set)

@@ -10,6 +10,7 @@ from canonlm.experiments import grid
 from canonlm.experiments.outcomes import accuracy, evaluated_every, first_step, score
 from canonlm.experiments.profile import AGAIN, SCALE, runs_of
 from canonlm.experiments.schema import Experiment, Setting
+from canonlm.runs.groups import write_changes
 from canonlm.runs.load import Run, tokens_of
 from canonlm.runs.rows import primary, slice_key
 from canonlm.runs.seed_statistics import LEVEL, MIN_SEEDS, Comparison, Spread, seeds_for, visible_gap
@@ -32,7 +33,8 @@ Standing = Literal["differ", "one at chance", "both at chance", "both saturated"
 class Arm:
     """An architecture on a task. rate: its finished fresh runs at the chosen learning rate; None until one is chosen.
     tuning: the scores of the tuning runs, by rate. failed: how many runs have failed for good. waiting: whether others
-    are still to come. flops: forward and backward, per token. state_bytes: of one window; None if not known."""
+    are still to come. flops: forward and backward, per token. state_bytes: of one window; None if not known.
+    adjusted: what `--match` changed."""
 
     arch: str
     rate: Rate | None
@@ -43,6 +45,7 @@ class Arm:
     parameters: int
     flops: float
     state_bytes: int | None = None
+    adjusted: str = ""
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -144,7 +147,7 @@ class Profile:
     seeds: int
     needed: int
     quick: bool
-    matched: bool
+    matched: str  # what is equal by `--match`; "" without it
     until: float | None
     done: int
     total: int
@@ -170,7 +173,7 @@ def profiled(experiment: Experiment, outcomes: grid.Outcomes) -> Profile:
         max(_seeds(setting) for setting in settings),
         MIN_SEEDS,
         all(setting.choose_on == "test" for setting in settings),
-        experiment.match is not None,
+        experiment.match_by if experiment.match else "",
         experiment.settings[panels[0].settings[0]].until,
         sum(run.name in outcomes for run in runs),
         len(runs),
@@ -279,4 +282,5 @@ def _arm(experiment: Experiment, point: grid.Point, label: str, outcomes: grid.O
         model.num_parameters,
         flops_per_token(model, tuning[0].config.data.seq_len),
         None if state is None else state.total,
+        write_changes(tuning[0].config.model.matched),
     )

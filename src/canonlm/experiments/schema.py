@@ -179,7 +179,8 @@ class Experiment(Settings):
     title: str
     source: str
     figure: str | None = None  # of the paper's grids: F7
-    match: str | None = None  # an architecture, to whose number of parameters the others' MLPs are adjusted
+    match: str | None = None  # an architecture, to which the others are adjusted
+    match_by: str = "parameters"  # or "state", or "state,parameters": what they then have as much of
     paper: list[Panel] = []
     small: list[Panel] = []
     micro: list[Panel] = []

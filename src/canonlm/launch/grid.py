@@ -52,13 +52,12 @@ def plan(
     match: str | None = None,
 ) -> list[PlannedRun]:
     """The runs of the grid, all checked: every architecture at every rate and seed, and at every value of the overrides
-    that have several (`train.batch_size=32,64`). match="parameters": each architecture's MLP gets the width at which it
-    has as many parameters as the first. ValueError for wrong settings, or settings that contradict a run in `out`.
+    that have several (`train.batch_size=32,64`). match: "parameters", "state" or "state,parameters": each architecture
+    gets the sizes at which it has as many parameters, or bytes of state, as the first
+    (`canonlm.models.matching`). ValueError for wrong settings, or settings that contradict a run in `out`.
     """
     if seeds is not None and seeds < 1:
         raise expected("--seeds", "an integer >= 1", seeds)
-    if match not in (None, "parameters"):
-        raise expected("--match", "parameters", match)
     points, swept = sweep(overrides)
     by_folder: dict[Path, PlannedRun] = {}
     for point in points:
@@ -120,13 +119,13 @@ def _grid(
     from canonlm.train.build import build_model, check, matched, with_complete_name
 
     settings: dict[tuple[float, int], tuple[RunConfig, RunConfig]] = {}  # of a rate and a seed: the run's, the preset's
-    parameters = 0
+    reference = None
     for arch in dict.fromkeys(archs):
-        plain, width = data.complete(resolve(merge(base, {"arch": arch}))), dict[str, Any]()
+        plain, sizes = data.complete(resolve(merge(base, {"arch": arch}))), dict[str, Any]()
         if match is not None:
-            parameters = parameters or build_model(plain, "meta").num_parameters
-            width = {"model": matched(plain, parameters)}
-        named = with_complete_name(data.complete(resolve(merge(merge(base, width), {"arch": arch}))))
+            reference = reference or build_model(plain, "meta")
+            sizes = {"model": matched(plain, reference, match)}
+        named = with_complete_name(data.complete(resolve(merge(merge(base, sizes), {"arch": arch}))))
         check(named)
         for lr in dict.fromkeys(lrs):
             for seed in range(seeds):

@@ -23,9 +23,6 @@ from canonlm.models.mixers.base import MIXERS, Architecture, Mixer, register
 from canonlm.models.modeling import CanonLMForCausalLM
 from canonlm.models.names import GROUPS
 
-MATCHED = 0.01
-"""Max relative difference of the number of parameters from the first architecture's, with `--match parameters`."""
-
 
 @few_modules()
 def build(arch: str, sizes: Sizes, seed: int = 0) -> LanguageModel:
@@ -69,31 +66,8 @@ def complete_name(arch: str, sizes: Sizes) -> tuple[str, dict[str, Any]]:
     return config.arch, {key: value for key, value in sizes.fields.items() if key not in named}
 
 
-def match_parameters(arch: str, sizes: Sizes, target: int) -> dict[str, list[int]]:
-    """The MLP widths that give the model `target` parameters within 1 %: `{field: [before, after]}`, empty if it
-    already has them. InvalidSetting if no width does."""
-    before = _on_meta(arch, sizes)
-    widths, count = before.mlp_widths, before.num_parameters
-    if abs(count - target) <= MATCHED * target:
-        return {}
-    why = f"{arch} has {count:,} parameters and the first {target:,}, and no width of its MLP makes up the difference"
-    if not widths:
-        raise InvalidSetting("--match", f"--match: {why}")
-
-    def scaled(factor: float) -> dict[str, int]:
-        return {key: max(1, round(width * factor)) for key, width in widths.items()}
-
-    def count_at(factor: float) -> int:
-        return _on_meta(arch, replace(sizes, fields={**sizes.fields, **scaled(factor)})).num_parameters
-
-    # Parameters are linear in the widths: two points determine the factor, up to rounding.
-    factor = 1 + (target - count) / max(1, count_at(2) - count)
-    if factor <= 0 or abs(count_at(factor) - target) > MATCHED * target:
-        raise InvalidSetting("--match", f"--match: {why}")
-    return {key: [widths[key], width] for key, width in scaled(factor).items()}
-
-
-def _on_meta(arch: str, sizes: Sizes) -> LanguageModel:
+def on_meta(arch: str, sizes: Sizes) -> LanguageModel:
+    """The model without values."""
     with torch.device("meta"):
         return build(arch, sizes)
 

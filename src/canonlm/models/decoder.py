@@ -120,6 +120,16 @@ class Decoder(LanguageModel):
         return {} if self._config.mlp == "none" else super().mlp_widths
 
     @property
+    def state_sizes(self) -> dict[str, int]:
+        """Those of its recurrences (the first that has one), then those of attention."""
+        sizes: dict[str, int] = {}
+        for flat in ("mamba_state_size", "linear_key_head_dim", "linear_value_head_dim"):
+            of_mixers = self._config.mixer_options.values()
+            if values := [options[key] for options in of_mixers for key in FLAT_OPTIONS[flat] if key in options]:
+                sizes[flat] = values[0]
+        return sizes | (super().state_sizes if "attention" in self._config.mixers else {})
+
+    @property
     def context_length(self) -> int | None:
         return super().context_length if "attention" in self._config.mixers else None
 

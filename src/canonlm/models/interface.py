@@ -7,6 +7,7 @@ Shapes: B batch, T time, V vocabulary. Targets are what follows each token (alre
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -22,6 +23,9 @@ from canonlm.ops.varlen import Documents
 
 MLP_WIDTHS = ("intermediate_size", "moe_intermediate_size", "n_inner", "ffn_dim", "decoder_ffn_dim", "ffn_hidden_size")
 """Names of an MLP's width in configurations."""
+
+STATE_SIZES = ("state_size", "mamba_d_state", "linear_key_head_dim", "num_key_value_heads", "kv_lora_rank", "head_dim")
+"""Names, in configurations, of what a state's bytes are proportional to; first those of recurrences."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +119,15 @@ class LanguageModel(ABC):
     @property
     def mlp_widths(self) -> dict[str, int]:
         """The fields of the configuration for the MLP's width, with their values."""
-        values = {key: getattr(self.module.config.get_text_config(), key, None) for key in MLP_WIDTHS}
+        return self._numbers(MLP_WIDTHS)
+
+    @property
+    def state_sizes(self) -> dict[str, int]:
+        """The fields of the configuration for the state's size, with their values, in the order to try them."""
+        return self._numbers(STATE_SIZES)
+
+    def _numbers(self, keys: Iterable[str]) -> dict[str, int]:
+        values = {key: getattr(self.module.config.get_text_config(), key, None) for key in keys}
         return {key: value for key, value in values.items() if isinstance(value, int) and value > 0}
 
     @property

@@ -238,7 +238,7 @@ def caveats(profile: Profile) -> list[str]:
         lines.append(f"Runs that failed and are left out: {listed(failed)}.")
     if profile.seeds >= profile.needed and len(profile.archs) > 1:
         lines.append("More seeds, added after this verdict was read, would make wrong verdicts more frequent.")
-    if not profile.matched and len(profile.archs) > 1:
-        lines.append("Architectures differ in parameters and FLOPs, as the costs show; see --match parameters.")
+    if profile.matched != "state,parameters" and len(profile.archs) > 1:
+        lines.append("Architectures differ in FLOPs and in what --match has not made equal, as the costs show.")
     lines.append("Speeds were measured while other runs shared the machine.")
     return lines

@@ -22,7 +22,7 @@ NUMBERS = (
 )
 MATCHED = (
     "The mean score after as many steps, training FLOPs or seconds as the architecture that ends with the fewest has; "
-    "at the last evaluation before that. Equal parameters: --match parameters."
+    "at the last evaluation before that. Equal parameters or states: --match."
 )
 TUNING = (
     "Chosen by tuning seeds on a validation split. Sensitivity: the points that are lost there at a rate beside the "
@@ -70,7 +70,7 @@ def _facts(profile: Profile) -> list[str]:
         f"{count_of(profile.seeds, 'seed')} each",
         *(["quick"] if profile.quick else []),
         *([f"until {percent(profile.until)} are right"] if profile.until else []),
-        *([f"parameters matched to {profile.archs[0]}"] if profile.matched else []),
+        *([f"{profile.matched.replace(',', ' and ')} matched to {profile.archs[0]}"] if profile.matched else []),
     ]
 
 
@@ -154,7 +154,7 @@ def _costs(profile: Profile) -> list[Block]:
         ratio = ""
         if arm is not first and arm.tokens_per_s and first.tokens_per_s:
             ratio = f"{arm.tokens_per_s / first.tokens_per_s:.2f} of {first.arch}"
-        sizes = short(arm.parameters), short_bytes(arm.state_bytes), short(arm.flops)
+        sizes = cell(short(arm.parameters), arm.adjusted), short_bytes(arm.state_bytes), short(arm.flops)
         return [*sizes, cell(short(arm.tokens_per_s), ratio), memory, minutes]
 
     head = ["task", "architecture", "parameters", "bytes of state", "FLOPs per token", "tokens/s", "memory",

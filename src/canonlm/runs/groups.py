@@ -32,11 +32,15 @@ class Group:
 
     @property
     def matched(self) -> str:
-        """`intermediate_size 341 → 352`: what was adjusted to make the numbers of parameters equal."""
+        """`intermediate_size 341 → 352`: what `--match` adjusted."""
         model = self.runs[0].config.get("model")
-        adjusted = model.get("matched") if isinstance(model, Mapping) else None
-        pairs = adjusted.items() if isinstance(adjusted, Mapping) else ()
-        return ", ".join(f"{key} {' → '.join(map(write, pair))}" for key, pair in pairs if isinstance(pair, list))
+        return write_changes(model.get("matched") if isinstance(model, Mapping) else None)
+
+
+def write_changes(adjusted: Any) -> str:
+    """Fields with their values before and after; "" for anything else."""
+    pairs = adjusted.items() if isinstance(adjusted, Mapping) else ()
+    return ", ".join(f"{key} {' → '.join(map(write, pair))}" for key, pair in pairs if isinstance(pair, list))
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
@@ -68,7 +72,7 @@ def _named(arch: str, groups: Mapping[str, list[Run]]) -> list[Group]:
 
 
 def _is_size(key: str, matched: Collection[str]) -> bool:
-    """Whether a setting is part of the size, as fields are that were adjusted to match parameters."""
+    """Whether a setting is part of the size, as fields are that `--match` adjusted."""
     return key.startswith("model.") and not (key.startswith("model.fields.") and leaf(key) not in matched)
 
 

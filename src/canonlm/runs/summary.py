@@ -233,9 +233,9 @@ def differences(reference: Architecture, other: Architecture) -> dict[str, Diffe
 
 
 def adjusted(architectures: Iterable[Architecture]) -> str:
-    """One sentence on what was adjusted to make the numbers of parameters equal; "" where nothing was."""
+    """One sentence on what `--match` adjusted; "" where nothing was."""
     parts = [f"{a.arch} {a.group.matched}" for a in architectures if a.group.matched]
-    return f"Adjusted to match parameters: {'; '.join(parts)}." if parts else ""
+    return f"Adjusted by --match: {'; '.join(parts)}." if parts else ""
 
 
 def fairness(architectures: Sequence[Architecture]) -> list[str]:

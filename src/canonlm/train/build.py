@@ -7,8 +7,9 @@ import torch
 from canonlm.core.errors import InvalidSetting, expected
 from canonlm.core.limits import check_memory
 from canonlm.core.ranks import ranks
-from canonlm.models.build import build, complete_name, match_parameters
+from canonlm.models.build import build, complete_name
 from canonlm.models.interface import LanguageModel, Sizes
+from canonlm.models.matching import kinds_of, match_to
 from canonlm.train import trackers
 from canonlm.train.config import RunConfig
 
@@ -47,10 +48,10 @@ def with_complete_name(run: RunConfig) -> RunConfig:
     return run.model_copy(update={"arch": name, "model": run.model.model_copy(update={"fields": fields})})
 
 
-def matched(run: RunConfig, parameters: int) -> dict[str, Any]:
-    """Changes to `model` of a run that give it this number of parameters, within 1 %, by a wider or narrower MLP.
-    InvalidSetting if no width does."""
-    changes = match_parameters(run.arch, sizes_of(run), parameters)
+def matched(run: RunConfig, reference: LanguageModel, match: str) -> dict[str, Any]:
+    """Changes to `model` of a run that give it as many parameters, or bytes of state, as the reference has; match: as
+    `--match`. InvalidSetting if no size does."""
+    changes = match_to(reference, run.arch, sizes_of(run), kinds_of(match))
     return {"fields": {key: after for key, (_, after) in changes.items()}, "matched": changes} if changes else {}
 
 

@@ -221,7 +221,7 @@ def _about_runs(gathered: Iterable[Gathered]) -> dict[str, Row]:
 def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
     model = config.get("model")
     fields, matched = (model.get(key) if isinstance(model, dict) else None for key in ("fields", "matched"))
-    matched = matched if isinstance(matched, dict) else {}  # adjusted to match parameters: the architecture is the same
+    matched = matched if isinstance(matched, dict) else {}  # adjusted by `--match`: the architecture is the same
     return {k: v for k, v in fields.items() if k not in matched} if isinstance(fields, dict) else {}
 
 
