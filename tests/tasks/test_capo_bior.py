@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from capo_text import biography
 
+from canonlm import tasks
 from canonlm.tasks.capo.bior import prompt, read
 from canonlm.tasks.capo.people import person
 from canonlm.tasks.capo.pools import ATTRIBUTES, load
@@ -185,3 +186,85 @@ def test_a_bad_file_is_refused_in_one_line(tmp_path, name, content, complaint):
 def test_a_missing_file(tmp_path):
     with pytest.raises(ValueError, match=r"nothing\.txt: cannot be read \(No such file or directory"):
         read(tmp_path / "nothing.txt", 0, POOLS)
+
+
+# -- training on texts ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rewrites(written):
+    """A file with five texts about each of 12 people of seed 7, from templates, and the task that reads it."""
+    source = tasks.get("capo", N=12)
+    samples = {(i, k): source.sample("train", 7, i + 12 * k) for k in range(5) for i in range(12)}
+    texts = {key: source.vocab.show(sample).removeprefix("<bos> ") for key, sample in samples.items()}
+    path = written([{"person": i, "text": text} for (i, _), text in texts.items()])
+    return tasks.get("capo", N=12, rewrites=str(path), people_seed=7, exposures=4), samples, texts
+
+
+def test_rewrites_have_the_roles_and_facts_of_the_same_texts_from_templates(rewrites):
+    task, samples, texts = rewrites
+    for split, k in {"test": 4, "validation": 3, "valid": 3}.items():
+        ids, roles = task.test_batch(0, 0, 12, split)
+        for i in range(12):
+            sample, same = task.sample(split, 0, i), samples[i, k]
+            length = len(same.tokens)
+            assert task.vocab.show(sample) == f"<bos> {texts[i, k]}"
+            assert sample.tokens.tolist() == ids[i, :length].tolist()
+            assert {query.slice["attribute"]: (query.start, query.stop) for query in sample.queries} == {
+                query.slice["attribute"]: (query.start, query.stop) for query in same.queries
+            }
+            assert {key: sample.meta[key] for key in ("name", *ATTRIBUTES)} == {
+                key: same.meta[key] for key in ("name", *ATTRIBUTES)
+            }
+            values = {place for query in same.queries for place in range(query.start, query.stop)}
+            name = range(1, 1 + len(task.vocab.encode(f" {same.meta['name']}")))
+            assert roles[i].tolist() == [
+                -1 if at >= length else 3 if at in values else 1 if at in name else 0 for at in range(len(roles[i]))
+            ]
+    assert task.bits(0.0, 0.0).at_most == tasks.get("capo", N=12, fullname=True).bits(0.0, 0.0).at_most
+
+
+def test_every_pass_has_each_person_once_in_the_texts_of_training_in_turn(rewrites):
+    task, _, texts = rewrites
+    count = task.training_windows(5, 64)
+    windows = task.windows("train", 5, 0, count + 2, seq_len=64)
+    assert (windows.labels[count:] == -100).all()
+    numbers = {text: key for key, text in texts.items()}
+    real = windows.input_ids[windows.labels != -100].tolist()
+    borders = [at for at, token in enumerate(real) if token == 0]
+    documents = [real[a:b] for a, b in zip(borders, [*borders[1:], len(real)], strict=True)]
+    read_back = [numbers[task.vocab.text(document).removeprefix("<bos> ")] for document in documents]
+    passes = [read_back[12 * e : 12 * e + 12] for e in range(4)]
+    assert [sorted(each) for each in passes] == [[(i, e % 3) for i in range(12)] for e in range(4)]
+    assert len({tuple(i for i, _ in each) for each in passes}) == 4
+    for start in range(count):
+        for every, one in zip(windows, task.windows("train", 5, start, 1, seq_len=64), strict=True):
+            assert (every[start] == one[0]).all()
+    placed = task.instances("train", 5, 1, 512)
+    assert len(placed) > 3
+    assert {task.vocab.text(each.sample.tokens.tolist()).removeprefix("<bos> ") for each in placed} <= numbers.keys()
+    answers = task.windows("train", 5, 0, count, seq_len=64, loss_on="answer").labels
+    assert set(task.vocab.text(answers[answers != -100].tolist()).split()) <= {
+        word for who in (person(7, i, POOLS) for i in range(12)) for value in who.values.values() for word in value.split()
+    }  # fmt: skip
+
+
+def test_texts_that_cannot_be_trained_on_are_refused_or_left_out(written, caplog):
+    about = [person(0, i, POOLS) for i in range(2)]
+    texts = [{"person": i, "text": biography(who, [k] * 6)} for k in range(3) for i, who in enumerate(about)]
+    lacking = {"person": 0, "text": "Hello."}
+    assert len(tasks.get("capo", N=2, rewrites=str(written([lacking, *texts]))).vocab)
+    assert "left out: line 1: the text about person 0 has no name" in caplog.text
+    twice = written([*texts[:-1], texts[1]], "twice.jsonl")
+    what = (
+        r"^capo.rewrites: expected 3 or more different texts with all facts about each of N = 2 people, got \"2 about "
+    )
+    with pytest.raises(ValueError, match=f'{what}person 1"$'):
+        tasks.get("capo", N=2, rewrites=str(twice))
+    for settings, expected in {
+        '{"rewrites": "nowhere.jsonl"}': r"capo.rewrites: nowhere.jsonl: .*",
+        '{"rewrites": "x", "questions": true}': "capo.questions: expected False, as rewrites are not made .*, got True",
+        '{"people_seed": 1}': "capo.people_seed: expected no value without rewrites, got 1",
+    }.items():
+        with pytest.raises(ValueError, match=f"^{expected}$"):
+            tasks.get("capo", **{"N": 2, **json.loads(settings)})

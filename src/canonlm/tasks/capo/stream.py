@@ -186,6 +186,15 @@ def _documents(seed, split, text, settings, numbers, ids, all_roles):
     return lengths
 
 
+@njit(cache=True, nogil=True)
+def order_of(seed, split, e, documents):
+    """The documents of a pass in its order."""
+    order, out = _order(seed, split, e), np.empty(documents, np.int64)
+    for place in range(documents):
+        out[place] = name_index(order, place, (documents, 1, 1, 1, 1, 1, 1))
+    return out
+
+
 @njit(cache=True)
 def _order(seed, split, e):
     """The key of a pass's order."""

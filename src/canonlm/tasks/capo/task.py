@@ -16,13 +16,14 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from canonlm.core.errors import InvalidSetting, expected, unknown
+from canonlm.core.errors import InvalidSetting, expected, shown, unknown
 from canonlm.tasks.base import Placed, Query, Sample, Slice, Task, register
 from canonlm.tasks.capo.bits import DATES, Bits, bits
 from canonlm.tasks.capo.documents import OF_VALUE, TextSettings
 from canonlm.tasks.capo.people import check_people
 from canonlm.tasks.capo.pools import ATTRIBUTES, load
-from canonlm.tasks.capo.reading import reader_of
+from canonlm.tasks.capo.reading import Reader, reader_of
+from canonlm.tasks.capo.rewritten import RewrittenStream, rewritten
 from canonlm.tasks.capo.stream import Stream
 from canonlm.tasks.capo.tokens import BOS, TextVocab, tokenise
 from canonlm.tasks.describe import Measure, Scale, Score
@@ -43,6 +44,8 @@ class Capo(Task):
         permute: bool = True  # sentences in random order; False: as in ATTRIBUTES
         fullname: bool = False  # the full name in all sentences, not only in the first
         questions: bool = False  # training also asks about the first half of the people, the test about the others
+        rewrites: str | None = None  # a file of texts by a chat model (canonlm.tasks.capo.bior), not from templates
+        people_seed: int | None = Field(None, ge=0)  # whose people the rewrites describe: 0 if None; others: the run's
         pools: str | None = None  # a folder of names and values (canonlm.tasks.capo.pools); None: ours
         tokenizer: str | None = None  # a tokenizer.json or a folder with one; None: ours
         vocab_size: int | None = Field(None, ge=1, le=10_000_000)  # including tokens that never occur; None: no others
@@ -56,6 +59,12 @@ class Capo(Task):
             check_people(f"{self.task}.N", self.N, pools.sizes)
             if self.questions and self.N < 2:
                 raise self.refuse("N", "at least 2 people, as training has questions about half of them", self.N)
+            if self.rewrites is not None:
+                for key in ("variant", "texts", "permute", "fullname", "questions"):
+                    if (value := getattr(self, key)) != (usual := type(self).model_fields[key].default):
+                        raise self.refuse(key, f"{shown(usual)}, as rewrites are not made from templates", value)
+            elif self.people_seed is not None:
+                raise self.refuse("people_seed", "no value without rewrites", self.people_seed)
             return self
 
     difficulties = {f"capo-{name}": {"N": N * 1000, "vocab_size": 3275} for name, N in {
@@ -88,12 +97,18 @@ class Capo(Task):
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
-        self.text = tokenise(spec.tokenizer, spec.pools)
-        self.vocab = self._padded(self.text.vocab)
-        self.max_len = self.text.longest(spec.fullname)
+        self._stream: Stream | RewrittenStream
+        self._reader: Reader | RewrittenStream
+        if spec.rewrites is None:
+            self.text = tokenise(spec.tokenizer, spec.pools)
+            self.pools, vocab, self.max_len = self.text.pools, self.text.vocab, self.text.longest(spec.fullname)
+            self._stream, self._reader = _stream(spec), reader_of(self.text)
+        else:
+            of_texts = spec.rewrites, spec.people_seed or 0, spec.N, spec.exposures, spec.pools, spec.tokenizer
+            self._stream = self._reader = texts = rewritten(*of_texts)
+            self.pools, vocab, self.max_len = texts.pools, texts.vocab, texts.longest
+        self.vocab = self._padded(vocab)
         self.asked_in_training = spec.N // 2 if spec.questions else 0  # the people below this number
-        self._stream = _stream(spec)
-        self._reader = reader_of(self.text)
 
     def slices(self) -> list[Slice]:
         kinds = ("attribute", "question") if self.spec.questions else ("attribute",)
@@ -104,13 +119,14 @@ class Capo(Task):
         attribute = str(next(iter(slice.values())))
         if attribute == "birth date":
             return 1 / DATES
-        values = self.text.pools.values[attribute]
+        values = self.pools.values[attribute]
         return float(max(Fraction(values.count(value), len(values)) for value in set(values)))
 
     def bits(self, name_nats: float, value_nats: float) -> Bits:
         """The bits that a model knows, from its losses on the name (role 1) and on pronoun and values (roles 2 and 3).
         Both are in nats, summed per person and averaged over people. See `canonlm.tasks.capo.bits`."""
-        return bits(name_nats, value_nats, self.spec.N, self.text.pools.sizes, pronoun=not self.spec.fullname)
+        pronoun = not (self.spec.fullname or self.spec.rewrites)  # rewrites have no role 2
+        return bits(name_nats, value_nats, self.spec.N, self.pools.sizes, pronoun=pronoun)
 
     # -- the stream ---------------------------------------------------------------------------------------------------
 
@@ -223,6 +239,6 @@ def _stream(spec: Capo.Spec) -> Stream:
 
 def _text_number(spec: Capo.Spec, split: int, e: int) -> int:
     """The text number of pass e of a split; splits share no texts."""
-    if split != TRAIN or spec.variant == "fresh":
+    if split != TRAIN or spec.variant == "fresh" or spec.rewrites:
         return e
     return e % spec.texts if spec.variant == "multi" else 0

@@ -112,14 +112,15 @@ def tokenise(tokenizer: str | None = None, pools: str | None = None) -> Text:
     """Tokenise our pools or those of a folder, with our tokenizer or a Hugging Face one: the path of a tokenizer.json
     or of a folder that holds a tokenizer. ValueError if a file is damaged or a name is joined with its sentence."""
     entries = load(None if pools is None else Path(pools))
-    cutter = Cutter(_open(tokenizer), entries)
+    cutter = Cutter(open_tokenizer(tokenizer), entries)
     cutter.learn()
     if tokenizer is not None or pools is not None:  # a test checks ours
         cutter.check()
     return cutter.text()
 
 
-def _open(path: str | None) -> Any:
+def open_tokenizer(path: str | None) -> Any:
+    """The tokenizer of a file or a folder, or ours. InvalidSetting if it cannot be read."""
     from tokenizers import Tokenizer
 
     file = SHIPPED if path is None else Path(path)
