@@ -36,14 +36,14 @@ def rewritten(
     facts word for word are left out, with a warning. InvalidSetting for a file that cannot be read or in which somebody
     has too few texts."""
     try:
-        found = bior.read(Path(path), people_seed, load(None if pools is None else Path(pools)))
+        read = bior.read(Path(path), people_seed, load(None if pools is None else Path(pools)))
     except ValueError as error:
         raise InvalidSetting("capo.rewrites", f"capo.rewrites: {error}") from None
-    if found.missing:
-        first, *others = found.missing
+    if read.missing:
+        first, *others = read.missing
         more = f", and {len(others)} more facts" if others else ""
         logging.getLogger(__name__).warning("capo: texts that lack a fact are left out: %s%s", first, more)
-    different = {(text.person, text.text): text for text in found.texts if len(text.spans) == 1 + len(ATTRIBUTES)}
+    different = {(text.person, text.text): text for text in read.texts if len(text.spans) == 1 + len(ATTRIBUTES)}
     complete = [text for text in different.values() if text.person < people]
     complete.sort(key=lambda text: text.person)  # stable: a person's texts keep their order
     counts = np.bincount([text.person for text in complete], minlength=people)
@@ -146,11 +146,11 @@ class RewrittenStream:
             number = numbers[place]
             begin = self._start[number + 1] - (ends[place] - skipped - at)  # the first one may have begun earlier
             taken = slice(begin, min(self._start[number + 1], begin + len(ids) - at))
-            here = slice(at, at + taken.stop - taken.start)
-            ids[here], docs[here] = self._tokens[taken], doc
+            columns = slice(at, at + taken.stop - taken.start)
+            ids[columns], docs[columns] = self._tokens[taken], doc
             labelled = loss_on_all | (self._roles[taken] >= OF_VALUE)
-            labels[here] = np.where(labelled, self._tokens[taken], IGNORE)
-            at, place, doc = here.stop, place + 1, doc + 1
+            labels[columns] = np.where(labelled, self._tokens[taken], IGNORE)
+            at, place, doc = columns.stop, place + 1, doc + 1
         ids[at:], labels[at:], docs[at:] = BOS, IGNORE, doc
 
 
