@@ -9,7 +9,7 @@ from canonlm.models.build import on_meta
 from canonlm.models.interface import LanguageModel, Sizes
 
 KINDS = {"parameters": 0.01, "state": 0.05}
-"""What can be matched, with the max relative difference. States are coarse: heads and their sizes are integers."""
+"""Kinds of sizes, with the max relative difference. States are coarse: heads and their sizes are integers."""
 
 STEPS = (16, 8, 4, 2, 1)
 """A size of the state becomes a multiple of the first of these that is close enough, as kernels like such sizes."""
@@ -19,7 +19,7 @@ Changes = dict[str, list[int]]
 
 
 def kinds_of(match: str | None) -> tuple[str, ...]:
-    """What `--match` names: `parameters`, `state`, or both with a comma between. ValueError for anything else."""
+    """The kinds in `--match`: `parameters`, `state`, or both with a comma between. ValueError for anything else."""
     names = dict.fromkeys(match.split(",")) if match is not None else {}
     if set(names) - set(KINDS):
         raise expected("--match", "parameters, state or state,parameters", match)
