@@ -129,13 +129,14 @@ def test_a_long_text_in_many_rows_is_held_once(tmp_path):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 * 1024
 
 
-def test_gigabytes_of_text_in_a_small_file(tmp_path):
+def test_gigabytes_of_text_in_a_small_file(tmp_path, monkeypatch):
     repeated(tmp_path / "qa1.parquet", 10_000)
     reason = "more than 268,435,456 bytes of text in a file of "
     documents = reading.read(reading.find([str(tmp_path / "qa1.parquet")]), 0, 10**9, "text")
     assert reason in one_line(lambda: sum(len(document.text) for document in documents))
     assert reason in one_line(facts.read, str(tmp_path), "qa1", "0k", padded=False)
-    texts = ["a" * 2**23, *(f"{number}" + "a" * 2**23 for number in range(35))]  # each page is allowed
+    monkeypatch.setattr(facts, "MAX_PAGE", 2**22)
+    texts = [f"{number}" + "a" * 2**17 for number in range(36)]  # each page is allowed
     columns = dict.fromkeys(("input", "question", "target"), texts)
     pq.write_table(pa.table(columns), tmp_path / "qa1.parquet", compression="zstd", row_group_size=10)
     assert "bytes in a file of" in one_line(facts.read, str(tmp_path), "qa1", "0k", padded=False)

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from canonlm.cli import main
 from canonlm.cli import status as module
 from canonlm.cli.status import doing
 
@@ -60,16 +61,33 @@ def test_logs_get_nothing(monkeypatch):
     assert stderr.getvalue() == ""
 
 
-@pytest.mark.parametrize(("arguments", "code"), [(["train", "run.yaml"], 0), (["--version"], 1)])
-def test_output_without_a_reader(tiny, tmp_path, arguments, code):
-    """Training goes on; a command that only prints ends quietly."""
-    tiny.yaml(tmp_path / "run.yaml", train={"steps": 2})
+def without_a_reader():
+    """A pipe that nobody reads."""
     read, write = os.pipe()
     os.close(read)
-    done = subprocess.run(
-        [sys.executable, "-m", "canonlm", *arguments], cwd=tmp_path, stdout=write, stderr=subprocess.PIPE, text=True
-    )
-    os.close(write)
-    lines = [line for line in done.stderr.splitlines() if "canonlm:" in line or "Error" in line]
-    assert (done.returncode, lines) == (code, [])
-    assert (tmp_path / "runs/run/result.json").exists() is (code == 0)
+    return write
+
+
+def complaints(stderr):
+    return [line for line in stderr.splitlines() if "canonlm:" in line or "Error" in line]
+
+
+def test_a_command_that_only_prints_ends_quietly_without_a_reader():
+    command = [sys.executable, "-m", "canonlm", "--version"]
+    done = subprocess.run(command, stdout=without_a_reader(), stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, complaints(done.stderr)) == (1, [])
+
+
+def _train(folder):
+    os.chdir(folder)
+    os.dup2(without_a_reader(), 1)
+    os.dup2(os.open("stderr.txt", os.O_WRONLY | os.O_CREAT), 2)
+    raise SystemExit(main(["train", "run.yaml"]))
+
+
+def test_training_goes_on_without_a_reader(tiny, tmp_path, start):
+    tiny.yaml(tmp_path / "run.yaml", train={"steps": 2})
+    process = start(_train, tmp_path)
+    process.join()
+    assert (process.exitcode, complaints((tmp_path / "stderr.txt").read_text())) == (0, [])
+    assert (tmp_path / "runs/run/result.json").exists()

@@ -103,6 +103,7 @@ def test_a_suspended_process_is_waited_for(tiny, processes, tmp_path):
     tiny.same(out, tmp_path / "undisturbed")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("frozen", [0, 1])
 def test_a_frozen_process_is_named_and_ends_the_run(tiny, processes, tmp_path, frozen):
     changes = {"train": {"steps": 10_000, "log_every": 1, "eval_every": 10_000}, "parallel": {"timeout": 5.0}}

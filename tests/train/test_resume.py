@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import time
 
@@ -22,7 +23,7 @@ def _train(path, out, output):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [1, 0])
 def test_signals(tiny, tmp_path, start, workers):
     """SIGINT, then SIGTERM, at any step; then to the end."""
     changes = {"train": {"steps": 300, "checkpoint_every": 1000, "eval_every": 70}, "data": {"workers": workers}}
@@ -69,23 +70,30 @@ def _die_at(event, path, out):
 
 
 @pytest.mark.slow
-def test_killed_once_at_every_third_moment(tiny, reference, tmp_path, start):
-    path, ended = tiny.yaml(tmp_path / "run.yaml"), False
+def test_killed_once_at_every_third_moment(tiny, tmp_path, start):
+    changes = {"train": {"steps": 12, "eval_every": 4, "checkpoint_every": 4}}
+    path, ended = tiny.yaml(tmp_path / "run.yaml", **changes), False
+    train(tiny(**changes), tmp_path / "reference")
     for event in range(1, 200, 3):
         out = tmp_path / f"run-{event}"
         process = start(_die_at, event, path, out)
         process.join()
         ended = process.exitcode == 0
-        train(tiny(), out)
-        tiny.same(out, reference)
+        train(tiny(**changes), out)
+        tiny.same(out, tmp_path / "reference")
         if ended:
             break
     assert ended
     assert event > 40
 
 
-def test_rows_after_the_checkpoint_are_moved_and_half_a_line_is_accepted(tiny, reference, tmp_path):
-    train(tiny(), tmp_path)
+@pytest.fixture
+def again(reference, tmp_path):
+    """A copy of the finished run."""
+    return shutil.copytree(reference, tmp_path, dirs_exist_ok=True)
+
+
+def test_rows_after_the_checkpoint_are_moved_and_half_a_line_is_accepted(tiny, reference, again, tmp_path):
     full = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
     tiny.back_to(tmp_path, 30)
     (tmp_path / "metrics.jsonl").write_text("".join(full) + '{"kind": "train", "st')
@@ -97,8 +105,8 @@ def test_rows_after_the_checkpoint_are_moved_and_half_a_line_is_accepted(tiny, r
     assert discarded == [*late, '{"kind": "train", "st\n']
 
 
-def test_a_row_without_its_line_end_is_half_a_row(tiny, reference, tmp_path):  # the next row would share its line
-    train(tiny(), tmp_path)
+def test_a_row_without_its_line_end_is_half_a_row(tiny, reference, again, tmp_path):
+    """The next row would share its line."""
     tiny.back_to(tmp_path, 30)
     kept = [line for line in (tmp_path / "metrics.jsonl").read_text().splitlines() if json.loads(line)["step"] <= 30]
     (tmp_path / "metrics.jsonl").write_text("\n".join(kept))
@@ -107,8 +115,7 @@ def test_a_row_without_its_line_end_is_half_a_row(tiny, reference, tmp_path):  #
     assert rows == [row for row in tiny.rows(reference) if row != tiny.untimed(json.loads(kept[-1]))]
 
 
-def test_a_lost_result_is_written_again(tiny, reference, tmp_path):
-    train(tiny(), tmp_path)
+def test_a_lost_result_is_written_again(tiny, reference, again, tmp_path):
     (tmp_path / "result.json").unlink()
     train(tiny(), tmp_path)
     tiny.same(tmp_path, reference)
@@ -157,8 +164,7 @@ def test_a_run_at_a_constant_rate_can_be_extended(tiny, tmp_path):
         train(tiny(train={**constant, "steps": 30}), out)
 
 
-def test_the_remains_of_a_killed_write_are_not_a_checkpoint(tiny, reference, tmp_path):
-    train(tiny(), tmp_path)
+def test_the_remains_of_a_killed_write_are_not_a_checkpoint(tiny, reference, again, tmp_path):
     tiny.back_to(tmp_path, 30)
     half = tmp_path / "checkpoints" / ".step-00000040.tmp-4711"
     half.mkdir()
