@@ -66,8 +66,9 @@ def pytest_collection_finish():
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_call():
-    """Every test has the same environment, so that tests of one worker share a `canonlm.launch.fork_server`."""
+def pytest_pyfunc_call():
+    """Every test has the same environment, so that tests of one worker share a `canonlm.launch.fork_server`. (The hook
+    `pytest_runtest_call` is too early: pytest sets the variable after it.)"""
     os.environ.pop("PYTEST_CURRENT_TEST", None)
     return (yield)
 
@@ -139,6 +140,22 @@ def mixers_of_this_test():
 @pytest.fixture(scope="session")
 def tiny():
     return Tiny()
+
+
+@pytest.fixture(scope="session")
+def reference(tiny, tmp_path_factory):
+    """The folder of an uninterrupted run of `tiny()`, to compare with and to copy."""
+    from canonlm.train.loop import train
+
+    folder = tmp_path_factory.mktemp("reference")
+    train(tiny(), folder)
+    return folder
+
+
+@pytest.fixture
+def again(reference, tmp_path):
+    """`tmp_path`, with a copy of that run in it."""
+    return shutil.copytree(reference, tmp_path, dirs_exist_ok=True)
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,6 @@ import os
 import re
 import shutil
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,14 +15,19 @@ from canonlm.train.load_config import create_folder
 from canonlm.train.loop import train
 
 
-@pytest.fixture
-def runs(tiny, tmp_path):
+@pytest.fixture(scope="module")
+def planned(tiny, tmp_path_factory):
     """A folder of three runs, of which one is finished."""
-    root = tmp_path / "many"
+    root = tmp_path_factory.mktemp("planned") / "many"
     for seed in range(3):
         create_folder(root / f"seed{seed}", tiny(train={"seed": seed, "steps": 20}))
     train(tiny(train={"seed": 0, "steps": 20}), root / "seed0")
     return root
+
+
+@pytest.fixture
+def runs(planned, tmp_path):
+    return shutil.copytree(planned, tmp_path / "many")
 
 
 def test_remaining_runs_and_their_progress(runs, capsys):
@@ -84,17 +87,16 @@ def test_all_are_finished(runs, tiny, tmp_path, capsys):
     """One command, with a run that fails; then again, with nothing left to do."""
     shutil.copytree(runs / "seed1", runs / "damaged")
     (runs / "damaged" / "checkpoints").write_text("not a folder")
-    command = [sys.executable, "-m", "canonlm", "work", str(runs), "--jobs", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 1
-    assert done.stdout.splitlines()[-1] == "all 4 runs are settled: 2 finished here, 1 failed"
-    assert done.stdout.splitlines().count("damaged: started") == 3
-    assert done.stderr.startswith("canonlm: damaged failed: ")
+    command = ["work", str(runs), "--jobs", "2"]
+    assert main(command) == 1
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[-1] == "all 4 runs are settled: 2 finished here, 1 failed"
+    assert printed.out.splitlines().count("damaged: started") == 3
+    assert printed.err.startswith("canonlm: damaged failed: ")
     for seed in range(3):
         train(tiny(train={"seed": seed, "steps": 20}), reference := tmp_path / f"reference{seed}")
         tiny.same(runs / f"seed{seed}", reference)
-    capsys.readouterr()
-    main(command[3:])
+    main(command)
     assert capsys.readouterr().out == "all 4 runs are settled: 0 finished here, 1 failed\n"
     assert json.loads((runs / "leases" / "damaged.failures.json").read_text())[0]["host"] == socket.gethostname()
     assert Path(runs / "damaged" / "log.txt").exists()

@@ -16,8 +16,9 @@ from canonlm.train.loop import train
 
 @pytest.fixture
 def server(tmp_path):
-    """The process that other tests of this worker use, too."""
-    return fork_server.start(["--version"], os.environ, tmp_path / "first.txt").starter
+    """The process that other tests of this worker use, too. pytest sets its variable again for fixtures."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    return fork_server.start(["--version"], environment, tmp_path / "first.txt").starter
 
 
 def wait_for(condition, seconds=300):
@@ -35,6 +36,14 @@ def test_output_and_exit_code_are_those_of_each_command(server, tmp_path):
     assert logs[0].read_text().startswith("canonlm ")
     assert logs[0].read_text() == logs[2].read_text()
     assert logs[1].read_text().startswith('canonlm: unknown task "depoo". Did you mean "depo"?')
+
+
+def test_commands_run_in_the_current_folder(server, tmp_path, monkeypatch):
+    """With the modules of that folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text("print('own is imported from here')\n")
+    assert server.start(["data", "show", "own:Task"], os.environ, tmp_path / "log.txt").wait() == 2
+    assert "own is imported from here\n" in (tmp_path / "log.txt").read_text()
 
 
 def test_a_run_is_the_same_bit_for_bit(tiny, tmp_path):
@@ -107,21 +116,34 @@ def test_imports_that_fail_are_in_the_log(tmp_path):
     server.close()
 
 
-@pytest.mark.slow
-def test_one_process_for_one_environment(tmp_path, monkeypatch):
-    def begin(name):
-        process = fork_server.start(["--version"], os.environ, tmp_path / name)
-        assert process.wait() == 0
-        return process.starter
+class NoProcess:
+    """A `Starter` without a process."""
 
-    first = begin("first")
+    def __init__(self, environment, log):
+        self.running, self.ended = {}, False
+
+    def start(self, arguments, environment, log):
+        return self
+
+    def close(self):
+        self.ended = True
+
+
+def test_one_process_for_one_environment(tmp_path, monkeypatch):
+    monkeypatch.setattr(fork_server, "Starter", NoProcess)
+    monkeypatch.setattr(fork_server, "_last", None)
+    monkeypatch.setattr(fork_server.atexit, "register", lambda end: None)
+
+    def begin():
+        return fork_server.start(["--version"], os.environ, tmp_path / "log.txt")
+
+    first = begin()
     monkeypatch.setenv("CANONLM_LEASE", json.dumps({"of": "one run"}))
-    assert begin("second") is first
+    monkeypatch.chdir(tmp_path)
+    assert begin() is first
     monkeypatch.setenv("NO_COLOR", "1")
-    third = begin("third")
-    assert third is not first
-    assert first.process.returncode == 0  # it has ended
-    third.close()
+    assert begin() is not first
+    assert first.ended
 
 
 @pytest.mark.parametrize(("devices", "threads"), [(["0"], 1), ([], 2), ([], None)])

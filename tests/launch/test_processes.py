@@ -367,7 +367,7 @@ def test_a_real_failure_is_reported_last(broken, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_torchrun_reports_it_too(broken):
-    with start("torch.distributed.run", "--nproc-per-node", "2", *broken(1)) as process:
+    with start("torch.distributed.run", "--nproc-per-node", "1", *broken(0)) as process:
         output, _ = process.communicate(timeout=300)
     assert process.returncode == 1
     assert "RuntimeError: no luck" in output.partition("Failures:")[2], output
@@ -392,22 +392,3 @@ def test_a_real_run_equals_torchruns_bit_for_bit_and_survives_ctrl_c(recipe, tmp
         output, _ = process.communicate(timeout=300)
         assert process.returncode == 0, output
     assert rows(tmp_path / "run") == rows(tmp_path / "torchrun")
-
-
-@pytest.mark.slow
-def test_a_real_rank_that_is_killed(recipe, tmp_path):
-    with start("canonlm", "launch", recipe, "train.steps=100000", "--local", "2", "--out", str(tmp_path)) as process:
-        while not process.stdout.readline().startswith("step "):
-            assert process.poll() is None
-        workers = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
-        [second] = [pid for pid in workers if "RANK=1" in _environment(pid)]
-        os.kill(int(second), signal.SIGKILL)
-        output, _ = process.communicate(timeout=300)
-    assert process.returncode == 137
-    assert output.splitlines()[-1].startswith("canonlm: rank 1 was killed by SIGKILL, so the run was ended: ")
-    assert not [pid for pid in workers if os.path.exists(f"/proc/{pid}")]
-
-
-def _environment(pid):
-    with open(f"/proc/{pid}/environ") as file:
-        return file.read().split("\0")

@@ -49,9 +49,8 @@ def test_a_continued_run_keeps_the_rows_up_to_its_checkpoint_and_their_time(tmp_
     assert (read(discarded) if discarded.exists() else []) == ROWS[kept:]
 
 
-def test_every_key_of_a_row_is_present_and_correct(tiny, tmp_path):
-    train(tiny(), tmp_path)
-    rows = [row for row in read(tmp_path / "metrics.jsonl") if row["kind"] == "train"]
+def test_every_key_of_a_row_is_present_and_correct(reference):
+    rows = [row for row in read(reference / "metrics.jsonl") if row["kind"] == "train"]
     assert [row["step"] for row in rows] == [*range(3, 40, 3), 40]
     elapsed = tokens = 0
     for row in rows:
@@ -68,7 +67,7 @@ def test_every_key_of_a_row_is_present_and_correct(tiny, tmp_path):
             assert row["tokens_per_s"] > 0.999 * (row["tokens"] - tokens) / (row["elapsed_s"] - elapsed)
         assert 0.05 < row["memory_gb"] < 50
         elapsed, tokens = row["elapsed_s"], row["tokens"]
-    run = load_run(tmp_path)
+    run = load_run(reference)
     assert run.damaged_rows == 0
     assert [row.loss for row in run.train] == [row["loss"] for row in rows]
 
@@ -80,8 +79,7 @@ def test_the_z_loss_has_a_separate_key(tiny, tmp_path):
     assert all(row["z_loss"] > 0 for row in rows)
 
 
-def test_the_time_of_a_run_survives_its_interruptions(tiny, tmp_path):
-    train(tiny(), tmp_path)
+def test_the_time_of_a_run_survives_its_interruptions(tiny, again, tmp_path):
     tiny.back_to(tmp_path, 30)
     path = tmp_path / "metrics.jsonl"
     rows = read(path)

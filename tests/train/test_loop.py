@@ -138,7 +138,7 @@ def test_divergence_is_noticed_when_a_row_is_due(tiny, tmp_path):
 
 
 def test_a_second_process_in_the_folder_is_refused(tiny, tmp_path, capsys):
-    path = tiny.yaml(tmp_path / "run.yaml")
+    path = tiny.yaml(tmp_path / "run.yaml", train={"steps": 2})
     out = tmp_path / "run"
     out.mkdir()
     script = (

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import time
 
@@ -85,12 +84,6 @@ def test_killed_once_at_every_third_moment(tiny, tmp_path, start):
             break
     assert ended
     assert event > 40
-
-
-@pytest.fixture
-def again(reference, tmp_path):
-    """A copy of the finished run."""
-    return shutil.copytree(reference, tmp_path, dirs_exist_ok=True)
 
 
 def test_rows_after_the_checkpoint_are_moved_and_half_a_line_is_accepted(tiny, reference, again, tmp_path):

@@ -60,8 +60,8 @@ class Started:
 
 
 class Starter:
-    """A process that forks for commands, all in its folder and with the libraries that its environment configures. What
-    it prints itself, such as an import that fails, is appended to `log`."""
+    """A process that forks for commands, all with the libraries that its environment configures. What it prints itself,
+    such as an import that fails, is appended to `log`."""
 
     def __init__(self, environment: Mapping[str, str], log: Path) -> None:
         with append(log) as errors:
@@ -82,12 +82,12 @@ class Starter:
         self.ended = False
 
     def start(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Started:
-        """Start `canonlm ARGUMENTS`; its output is appended to `log`."""
+        """Start `canonlm ARGUMENTS` in the current folder; its output is appended to `log`."""
         assert not self.ended
         started = self.running[self._count] = Started(self, self._count)
         self._count += 1
         request = {"arguments": list(arguments), "environment": dict(environment), "log": os.path.abspath(log)}
-        self.send({"id": started.number, **request})
+        self.send({"id": started.number, "folder": os.getcwd(), **request})
         return started
 
     def send(self, request: Mapping[str, object]) -> None:
@@ -120,20 +120,20 @@ class Starter:
         self.process.wait()
 
 
-_last: tuple[tuple[str, dict[str, str]], Starter] | None = None
+_last: tuple[dict[str, str], Starter] | None = None
 
 
 def start(arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Started:
     """Start `canonlm ARGUMENTS`; its output is appended to `log`. The first call starts the process that forks, and so
-    does a call in another folder or with another environment, except for variables of our own."""
+    does a call with another environment, except for variables of our own."""
     global _last
-    place = os.getcwd(), {name: value for name, value in environment.items() if not name.startswith("CANONLM_")}
-    if _last is None or _last[1].ended or _last[0] != place:
+    libraries = {name: value for name, value in environment.items() if not name.startswith("CANONLM_")}
+    if _last is None or _last[1].ended or _last[0] != libraries:
         if _last is not None and not _last[1].running:
             _last[1].close()
         starter = Starter(environment, log)
         atexit.register(starter.close)
-        _last = place, starter
+        _last = libraries, starter
     return _last[1].start(arguments, environment, log)
 
 
@@ -186,6 +186,9 @@ def serve(requests: int, replies: int) -> dict[str, Any] | None:
 def run(request: dict[str, Any]) -> None:
     """Run `python -m canonlm` as if this process had been started for it alone."""
     os.setsid()
+    if not sys.flags.safe_path:
+        sys.path[0] = request["folder"]  # as `python -m` does
+    os.chdir(request["folder"])
     with append(Path(request["log"])) as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
