@@ -327,7 +327,7 @@ GROUPS: dict[str, tuple[int, dict[tuple[int, int], Checks]]] = {
         4,
         {
             (1, 2): [
-                *((starts_alike, family) for family in ("gdn", "hybrid", "moe", "tied")),
+                *((starts_alike, family) for family in ("hybrid", "moe", "tied")),
                 (follows, "gdn"),
                 (accumulates,),
                 (repeats,),
