@@ -43,19 +43,9 @@ PROCESSES = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.s
 WRITES = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.symlink", "os.link", "os.chmod", "os.truncate")
 NETWORK = ("socket.connect", "socket.getaddrinfo", "urllib.Request")
 CLASSES = (
-    "torch",
-    "collections",
-    "builtins",
-    "_codecs",
-    "numpy",
-    "_io",
-    "datetime",
-    "pathlib",
-    "canonlm",
-    "copyreg",
-    "numba",
-    "llvmlite",
-)
+    "torch", "collections", "builtins", "_codecs", "numpy", "_io", "datetime", "pathlib", "canonlm", "copyreg",
+    "numba", "llvmlite",
+)  # fmt: skip
 """Modules whose classes `pickle` may look up; which of them it may use is torch's weights-only list."""
 
 

@@ -23,36 +23,12 @@ from canonlm.report import load_play, numbers_csv, read_csv
 from canonlm.runs import table
 
 RUN = (
-    "=1+1",
-    "+1+1",
-    "-1+1",
-    "@SUM(A1)",
-    "\t=1",
-    "\r=1",
-    "\n=1",
-    '=HYPERLINK("http://x","y")',
-    "=cmd|' /C calc'!A0",
-    "-",
-    "+",
-    "'=1",
-)
+    "=1+1", "+1+1", "-1+1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", '=HYPERLINK("http://x","y")', "=cmd|' /C calc'!A0",
+    "-", "+", "'=1",
+)  # fmt: skip
 AS_THEY_ARE = (
-    "",
-    "a",
-    "a=b",
-    "1hop-0k",
-    "-0.5",
-    "+3",
-    "-1e-5",
-    ".5",
-    "1.",
-    "−0.5",
-    "3 + 4",
-    '"quoted"',
-    "a,b",
-    "a\nb",
-    " =1",
-)
+    "", "a", "a=b", "1hop-0k", "-0.5", "+3", "-1e-5", ".5", "1.", "−0.5", "3 + 4", '"quoted"', "a,b", "a\nb", " =1",
+)  # fmt: skip
 TEXTS = st.text(st.characters(exclude_categories=["Cs"])) | st.builds(
     "".join, st.lists(st.sampled_from([*"'=+-@\t\r\n\",1.ae ", "x"]))
 )

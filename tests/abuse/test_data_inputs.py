@@ -259,24 +259,9 @@ WHOLE = {
     "normalizer": lambda: trained(pre_tokenizers.ByteLevel(add_prefix_space=False), normalizers.Lowercase()),
 }
 WORDS = [
-    "the",
-    "cat's",
-    " ",
-    "  ",
-    "\n",
-    "é",
-    "e\u0301",
-    "isn't",
-    "123",
-    "漢字",
-    "'ll",
-    ",",
-    "<eos>",
-    "a b",
-    "\t",
-    "\u00a0",
+    "the", "cat's", " ", "  ", "\n", "é", "e\u0301", "isn't", "123", "漢字", "'ll", ",", "<eos>", "a b", "\t", "\u00a0",
     "ﬁ",
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CUT)

@@ -31,20 +31,10 @@ TEXT = SETTINGS | {
     "data": {"seq_len": 200},
 }
 TRAIN = {
-    "kind": "train",
-    "step": 1000,
-    "loss": 2.12345,
-    "lr": 3e-4,
-    "grad_norm": 0.8125,
-    "tokens": 800_000,
-    "windows": [7992, 7999],
-    "tokens_per_s": 16_000.0,
-    "mfu": 0.4123,
-    "data_wait_s": 0.1,
-    "data_wait_share": 0.0125,
-    "memory_gb": 1.25,
-    "elapsed_s": 55.0,
-}
+    "kind": "train", "step": 1000, "loss": 2.12345, "lr": 3e-4, "grad_norm": 0.8125, "tokens": 800_000,
+    "windows": [7992, 7999], "tokens_per_s": 16_000.0, "mfu": 0.4123, "data_wait_s": 0.1, "data_wait_share": 0.0125,
+    "memory_gb": 1.25, "elapsed_s": 55.0,
+}  # fmt: skip
 EVAL = {
     "kind": "eval",
     "step": 900,

@@ -19,16 +19,9 @@ from canonlm.train.load_config import load
 from canonlm.train.loop import train
 
 SMALL = [
-    "task.N=8",
-    "task.min_items=2",
-    "data.seq_len=18",
-    "model.hidden_size=16",
-    "train.batch_size=4",
-    "train.eval_size=8",
-    "train.log_every=5",
-    "train.eval_every=10",
-    "train.checkpoint_every=1000",
-]
+    "task.N=8", "task.min_items=2", "data.seq_len=18", "model.hidden_size=16", "train.batch_size=4",
+    "train.eval_size=8", "train.log_every=5", "train.eval_every=10", "train.checkpoint_every=1000",
+]  # fmt: skip
 
 
 def names(*overrides, archs=("llama", "llama+canon=A"), lrs=(3e-3,)):

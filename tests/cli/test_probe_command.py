@@ -1,7 +1,9 @@
 """`canonlm probe`, on a run of a few steps."""
 
 import json
+import shutil
 
+import pytest
 import yaml
 
 from canonlm.cli import main
@@ -18,15 +20,23 @@ RUN = {
 }  # fmt: skip
 
 
-def train(folder, **changes):
-    config = folder.with_suffix(".yaml")
-    config.write_text(yaml.safe_dump({**RUN, **changes}))
-    assert main(["train", str(config), "--out", str(folder)]) == 0
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run on sentences, and one on another task."""
+    top = tmp_path_factory.mktemp("trained")
+    for name, changes in (("run", {}), ("other", {"task": {"name": "copying", "N": 4}})):
+        (top / "run.yaml").write_text(yaml.safe_dump({**RUN, **changes}))
+        assert main(["train", str(top / "run.yaml"), "--out", str(top / name)]) == 0
+    return top
+
+
+@pytest.fixture(autouse=True)
+def _workdir(trained, tmp_path, capsys):
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    capsys.readouterr()
 
 
 def test_a_table_and_a_file(tmp_path, capsys):
-    train(tmp_path / "run")
-    capsys.readouterr()
     assert main(["probe", str(tmp_path / "run"), "--fit", "12", "--test", "6", "--layer", "1"]) == 0
     output = capsys.readouterr()
     assert output.err == ""
@@ -39,9 +49,7 @@ def test_a_table_and_a_file(tmp_path, capsys):
 
 
 def test_a_result_that_cannot_be_written(tmp_path, capsys):
-    train(tmp_path / "run")
     (tmp_path / "run" / "probe.json").mkdir()
-    capsys.readouterr()
     assert main(["probe", str(tmp_path / "run"), "--fit", "4", "--test", "4"]) == 2
     assert capsys.readouterr().err == (
         f'canonlm: RUN: expected a folder that can be written (Is a directory), got "{tmp_path / "run"}"\n'
@@ -49,11 +57,8 @@ def test_a_result_that_cannot_be_written(tmp_path, capsys):
 
 
 def test_mistakes(tmp_path, capsys):
-    train(tmp_path / "run")
-    train(tmp_path / "other", task={"name": "copying", "N": 4})
     (tmp_path / "unsaved").mkdir()
     (tmp_path / "unsaved" / "config.yaml").write_text((tmp_path / "run" / "config.yaml").read_text())
-    capsys.readouterr()
     for arguments, line in (
         (["nowhere"], "RUN: expected a run folder (with a config.yaml), got"),
         (["other"], 'RUN: expected a run of lano, the task whose sentences have a parse tree, got "copying"'),

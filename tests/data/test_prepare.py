@@ -157,22 +157,14 @@ def test_a_dataset_of_hugging_face(tmp_path):
 
 
 LINES = [
-    (b'{"text": "fine"}', None),
-    (b"{text}", "not JSON"),
-    (b'{"text": "also fine", "text": "the last counts"}', None),
-    (b'{"text": "\xff"}', "invalid UTF-8 (byte 11 of the line)"),
-    (b'{"txt": "a"}', 'no key "text"'),
-    (b'{"text": null}', '"text" is not a string but null'),
-    (b'{"text": ["a"]}', '"text" is not a string but a list'),
-    (b'["text"]', "not a JSON object but a list"),
-    (b'"text"', "not a JSON object but a string"),
-    (b"", "an empty line"),
-    (b'{"text": "\\ud83d"}', "half of a surrogate pair"),
-    (b"[" * 100_000, "not JSON"),
-    ('{"text": "é"}'.encode("utf-16-le"), "invalid UTF-8"),
-    (b'{"text": "fine \\ud83d\\ude00"}\r', None),
+    (b'{"text": "fine"}', None), (b"{text}", "not JSON"), (b'{"text": "also fine", "text": "the last counts"}', None),
+    (b'{"text": "\xff"}', "invalid UTF-8 (byte 11 of the line)"), (b'{"txt": "a"}', 'no key "text"'),
+    (b'{"text": null}', '"text" is not a string but null'), (b'{"text": ["a"]}', '"text" is not a string but a list'),
+    (b'["text"]', "not a JSON object but a list"), (b'"text"', "not a JSON object but a string"),
+    (b"", "an empty line"), (b'{"text": "\\ud83d"}', "half of a surrogate pair"), (b"[" * 100_000, "not JSON"),
+    ('{"text": "é"}'.encode("utf-16-le"), "invalid UTF-8"), (b'{"text": "fine \\ud83d\\ude00"}\r', None),
     (b'{"text": "cut of', "not JSON"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("tasks", [1, 5])

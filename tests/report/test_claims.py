@@ -28,12 +28,9 @@ def kept(tmp_path_factory):
             best = run.config.train.optim.lr == 0.001
             correct = right + run.config.train.seed % 5 if best else 10
             base = {
-                "run": run.name,
-                "setting": "depo-micro",
-                "arch": arch,
-                "lr": "0.001",
+                "run": run.name, "setting": "depo-micro", "arch": arch, "lr": "0.001",
                 "machine": "a <b>machine</b>\x1b[31m",
-            }
+            }  # fmt: skip
             base |= {"seed": "0", "split": "test", "steps": "600", "loss": "1", "commit": "abcdef0123456789"}
             for step, count in ((300, 10), (600, correct)):
                 slices = f"k=1 {count}/100; k=2 {count}/100"
@@ -199,13 +196,10 @@ def test_a_kept_row_that_no_run_wrote_is_named(old, new, message, tmp_path):
 def test_a_kept_file_that_is_none_is_named(kind, tmp_path, capsys):
     path = tmp_path / "depo-micro.csv"
     make = {
-        "fifo": lambda: os.mkfifo(path),
-        "folder": path.mkdir,
-        "device": lambda: path.symlink_to("/dev/zero"),
-        "columns": lambda: path.write_text("a,b\n"),
-        "latin-1": lambda: path.write_bytes(b"\xff"),
+        "fifo": lambda: os.mkfifo(path), "folder": path.mkdir, "device": lambda: path.symlink_to("/dev/zero"),
+        "columns": lambda: path.write_text("a,b\n"), "latin-1": lambda: path.write_bytes(b"\xff"),
         "broken link": lambda: path.symlink_to("nowhere"),
-    }
+    }  # fmt: skip
     make[kind]()
     for command in (["claims", "--runs"], ["replicate", "fig7", "--dry-run", "--export"]):
         assert main([*command, str(tmp_path)]) == 2

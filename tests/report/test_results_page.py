@@ -58,15 +58,9 @@ def test_every_final_score_of_the_release_is_there_digit_by_digit(data):
         for column, benchmark in published.BENCHMARKS.items():
             if row.get(column):
                 key = (
-                    "published",
-                    row["model"],
-                    size[row["model"]],
-                    777,
-                    benchmark.task,
-                    None,
-                    benchmark.slice,
+                    "published", row["model"], size[row["model"]], 777, benchmark.task, None, benchmark.slice,
                     benchmark.metric,
-                )
+                )  # fmt: skip
                 assert values[key] == float(row[column])
                 compared += 1
     assert compared == 5568
@@ -166,14 +160,9 @@ def test_yaml_values_without_a_json_form_become_text(tmp_path):
 
 def test_values_that_are_none_do_not_break_the_page():
     row = {
-        "source": "yours",
-        "model": "m",
-        "task": "t",
-        "slice": "all",
-        "metric": "accuracy",
-        "unit": "%",
+        "source": "yours", "model": "m", "task": "t", "slice": "all", "metric": "accuracy", "unit": "%",
         "value": 50.0,
-    }
+    }  # fmt: skip
     data = read_back(results_page.render(shown(tidy.results([row | {"stderr": math.nan}]))))
     assert data["scores"]["stderr"] == [None]
 
