@@ -40,10 +40,7 @@ def test_every_task_is_covered():
 
 @pytest.mark.every(3)
 @pytest.mark.parametrize("name", SMALL)
-@pytest.mark.parametrize(
-    "token",
-    [1, *(pytest.param(token, marks=pytest.mark.slow) for token in (None, 10**30))],
-)
+@pytest.mark.parametrize("token", [1, *(pytest.param(token, marks=pytest.mark.slow) for token in (None, 10**30))])
 def test_many_tokens(name, token):
     """In time that grows with their number: its square would take minutes."""
     task, samples = sampled(name)

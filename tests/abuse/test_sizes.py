@@ -175,6 +175,6 @@ def test_reading_is_bounded(tmp_path):
 
 def test_memory_is_shown_in_readable_units():
     assert [readable(n) for n in (1, 999, 4e12, 24e9, 9.96e9, 1e18, 1e24)] == [
-        *("1 bytes", "999 bytes", "4.0 TB", "24 GB", "10.0 GB", "1.0 EB", "1,000,000 EB"),
+        *("1 bytes", "999 bytes", "4.0 TB", "24 GB", "10.0 GB", "1.0 EB", "1,000,000 EB")
     ]
     assert 2**30 < memory_of() <= 2**62

@@ -224,8 +224,7 @@ def parametrized(model: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "change",
-    [replaced, parametrized, quantised_by_torch, pytest.param(quantised_by_torchao, marks=pytest.mark.peers)],
+    "change", [replaced, parametrized, quantised_by_torch, pytest.param(quantised_by_torchao, marks=pytest.mark.peers)]
 )
 def test_parts_changed_before_or_after_keep_their_canon_layers(change):
     after = change(canonized("llama", "ABCD", dtype=torch.float32))

@@ -466,10 +466,7 @@ MISTAKES = [
     ([*DUMP, "depo", "--out", "folder.parquet"], '--out: expected a file that does not exist yet, got "folder.pa'),
     ([*DUMP, "depo", "--out", "y.parquet"], "--out: expected a name whose folder of parts does not exist yet"),
     ([*DUMP, "depo"], "--out is missing: the file to write (or --verify with a file of answers)"),
-    (
-        [*DUMP, "depo", "--out", "x.parquet", "--verify", "file"],
-        "--out cannot be used with --verify",
-    ),
+    ([*DUMP, "depo", "--out", "x.parquet", "--verify", "file"], "--out cannot be used with --verify"),
     ([*DUMP, "depo", "--verify", "nowhere"], "--verify: expected a readable file (No such file or directory)"),
     ([*DUMP, "depo", "--verify", "."], "--verify: expected a readable file (a folder)"),
     ([*DUMP, "depo", "--verify", "empty"], 'empty: expected lines such as {"index": 0, "answers": [[5, 7]]}, got noth'),

@@ -102,7 +102,4 @@ def test_refused_with_a_prefix():
     with pytest.raises(ValidationError) as caught:
         Cycle.model_validate({"name": "x", "front": {"radius": 0}})
     error = refused(caught.value, Cycle, "shop.")
-    assert (error.key, str(error)) == (
-        "shop.front.radius",
-        "shop.front.radius: expected a number > 0 and <= 2, got 0",
-    )
+    assert (error.key, str(error)) == ("shop.front.radius", "shop.front.radius: expected a number > 0 and <= 2, got 0")

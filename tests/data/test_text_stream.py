@@ -142,10 +142,7 @@ def test_the_order_of_a_source_does_not_depend_on_the_others(two):
     assert orders(alone, "code", 100) == orders(stream(two), "code", 400) == orders(stream(two, web=1.0), "code", 200)
 
 
-@given(
-    values=st.lists(weights, min_size=1, max_size=12),
-    first=st.one_of(st.just(0), st.integers(0, 10**15)),
-)
+@given(values=st.lists(weights, min_size=1, max_size=12), first=st.one_of(st.just(0), st.integers(0, 10**15)))
 def test_the_mix_counts_without_gaps_and_keeps_its_shares(values, first):
     values = sorted(values, reverse=True)
     total = sum(map(Fraction, values))

@@ -15,14 +15,7 @@ from canonlm.report.format import percent, small_of
 from canonlm.report.sentences import choice
 from canonlm.runs.rows import Count
 from canonlm.runs.seed_statistics import spread_of
-from canonlm.runs.summary import (
-    at_most,
-    columns_of,
-    counterpart,
-    measures_of,
-    scales_of,
-    slices_of,
-)
+from canonlm.runs.summary import at_most, columns_of, counterpart, measures_of, scales_of, slices_of
 
 
 def grid(tmp_path, cells):

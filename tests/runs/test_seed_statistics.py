@@ -24,12 +24,7 @@ SHARES = st.lists(st.floats(0, 1), min_size=2, max_size=6)
 
 @pytest.mark.parametrize(
     ("values", "low", "high"),
-    [
-        ([1, 1, 1], 0.292, 1),
-        ([1] * 5, 0.478, 1),
-        ([0, 0, 0], 0, 0.708),
-        ([0.58, 0.60, 0.62], 0.175, 0.883),
-    ],
+    [([1, 1, 1], 0.292, 1), ([1] * 5, 0.478, 1), ([0, 0, 0], 0, 0.708), ([0.58, 0.60, 0.62], 0.175, 0.883)],
 )
 def test_gaffkes_bound(values, low, high):
     assert seed_statistics.gaffke_interval(values) == pytest.approx((low, high), abs=0.01)

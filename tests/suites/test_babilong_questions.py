@@ -342,8 +342,7 @@ def write_rows(path, rows=ROWS):
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["qa1.jsonl", "qa1.json", "qa1.parquet", "0k/qa1.jsonl", "0k/qa1.parquet", "0k/qa1-00000-of-00001.parquet"],
+    "name", ["qa1.jsonl", "qa1.json", "qa1.parquet", "0k/qa1.jsonl", "0k/qa1.parquet", "0k/qa1-00000-of-00001.parquet"]
 )
 def test_a_local_copy(name, tmp_path):
     write_rows(tmp_path / name)

@@ -38,12 +38,7 @@ PIQA = [
     ]
 ]
 ARC = [
-    {
-        "id": str(number),
-        "question": question,
-        "choices": {"text": texts, "label": labels},
-        "answerKey": answer,
-    }
+    {"id": str(number), "question": question, "choices": {"text": texts, "label": labels}, "answerKey": answer}
     for number, (question, texts, labels, answer) in enumerate(
         [
             ("What falls in winter?", ["snow", "bread", "gulls", "lamps"], ["A", "B", "C", "D"], "A"),

@@ -318,10 +318,7 @@ def test_correct_answers(answer_text, exact, year):
     assert suite().grade(Question("", "1973"), answer_text) == {"exact": exact, "year": year}
 
 
-@given(
-    answer_text=st.text(st.sampled_from("1973 0.\nx")),
-    answer=st.sampled_from(["1973", "1979", "1999"]),
-)
+@given(answer_text=st.text(st.sampled_from("1973 0.\nx")), answer=st.sampled_from(["1973", "1979", "1999"]))
 def test_grades_agree_with_reading_letter_by_letter(answer_text, answer):
     runs = "".join(c if c.isdigit() else " " for c in answer_text).split()
     bare = answer_text.strip()

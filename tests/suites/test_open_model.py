@@ -304,14 +304,8 @@ def mistakes(directory):
         "variants": (("hf",), "variant: expected one of GDN2-tiny, Llama-tiny  (in hf)"),
         "variant": (("hf", {"variant": "GDN-tiny"}), 'unknown variant "GDN-tiny". Did you mean "GDN2-tiny"?'),
         "step": (("run", {"step": 3}), "--step: expected a step that has a checkpoint (1, 2), got 3"),
-        "no steps": (
-            ("ours", {"step": 3}),
-            "--step only works with the folder of a run",
-        ),
-        "run variant": (
-            ("run", {"variant": "x"}),
-            "--variant only works with a published checkpoint",
-        ),
+        "no steps": (("ours", {"step": 3}), "--step only works with the folder of a run"),
+        "run variant": (("run", {"variant": "x"}), "--variant only works with a published checkpoint"),
         "dtype": (("ours", {"dtype": "fp8"}), 'unknown dtype "fp8".'),
         "device": (("ours", {"device": "gpu"}), "--device: expected auto, cpu or a device that torch sees here, got"),
         "tokenizer": (

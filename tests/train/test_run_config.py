@@ -196,10 +196,7 @@ def test_windows_suit_the_task(tiny):
     [
         ({"task": None}, "expected either task .* or text .*, got neither"),
         ({"text": {"sources": {"web": {"path": "x"}}}}, "expected either task .* or text .*, got both"),
-        (
-            {"model": {"vocab_size": 9}},
-            "model.vocab_size: expected no value, as copying has its own vocabulary, got 9",
-        ),
+        ({"model": {"vocab_size": 9}}, "model.vocab_size: expected no value, as copying has its own vocabulary, got 9"),
         ({"data": {"seq_len": 18, "loss_on": None}}, "data.loss_on: expected 'answer' or 'all', got None"),
         ({"profile": "5:5"}, 'profile: expected start:stop with 1 <= start < stop, such as "10:13"'),
         ({"text": {"sources": {}}, "task": None}, "text.sources: expected at least 1, got {}"),
