@@ -6,6 +6,7 @@ Most tests use a stand-in for the training; those at the end use the real one.
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -320,7 +321,7 @@ def test_a_dry_run_writes_nothing(recipe, tmp_path, capfd):
     assert not (tmp_path / "run").exists()
 
 
-def start(*command):
+def started(*command):
     return subprocess.Popen(
         [sys.executable, "-m", *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -367,20 +368,39 @@ def test_a_real_failure_is_reported_last(broken, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_torchrun_reports_it_too(broken):
-    with start("torch.distributed.run", "--nproc-per-node", "1", *broken(0)) as process:
+    with started("torch.distributed.run", "--nproc-per-node", "2", *broken(1)) as process:
         output, _ = process.communicate(timeout=300)
     assert process.returncode == 1
     assert "RuntimeError: no luck" in output.partition("Failures:")[2], output
 
 
+def _rank(rank, port, arguments):
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    sys.exit(main(arguments))
+
+
+@pytest.fixture
+def by_two_ranks(start):
+    """`by_two_ranks(arguments)`: the command in two processes with the variables of torchrun, to its end."""
+
+    def run(arguments):
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = free.getsockname()[1]
+        ranks = [start(_rank, rank, port, arguments) for rank in (0, 1)]
+        for process in ranks:
+            process.join(300)
+        assert [process.exitcode for process in ranks] == [0, 0]
+
+    return run
+
+
 @pytest.mark.slow
-def test_a_real_run_equals_torchruns_bit_for_bit_and_survives_ctrl_c(recipe, tmp_path):
-    torchrun = ["torch.distributed.run", "--nproc-per-node", "2", "-m", "canonlm", "train"]
-    with start(*torchrun, recipe, "train.steps=60", "--out", str(tmp_path / "torchrun")) as process:
-        output, _ = process.communicate(timeout=300)
-        assert process.returncode == 0, output
-    command = ["canonlm", "launch", recipe, "train.steps=60", "--local", "2", "--out", str(tmp_path / "run")]
-    with start(*command) as process:
+def test_a_real_run_equals_torchruns_bit_for_bit_and_survives_ctrl_c(recipe, tmp_path, by_two_ranks):
+    settings = [recipe, "train.steps=60", "--out"]
+    by_two_ranks(["train", *settings, str(tmp_path / "undisturbed")])
+    with started("canonlm", "launch", "--local", "2", *settings, str(tmp_path / "run")) as process:
         while not process.stdout.readline().startswith("step "):
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
@@ -388,7 +408,5 @@ def test_a_real_run_equals_torchruns_bit_for_bit_and_survives_ctrl_c(recipe, tmp
         assert process.returncode == 130
         assert output.splitlines()[-1].startswith("canonlm: stopped after step ")
         assert output.count("canonlm:") == 1
-    with start(*command) as process:
-        output, _ = process.communicate(timeout=300)
-        assert process.returncode == 0, output
-    assert rows(tmp_path / "run") == rows(tmp_path / "torchrun")
+    by_two_ranks(["train", *settings, str(tmp_path / "run")])
+    assert rows(tmp_path / "run") == rows(tmp_path / "undisturbed")
