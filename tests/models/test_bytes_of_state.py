@@ -51,12 +51,21 @@ def test_ours_by_the_formulas_of_the_docs(arch, num_tokens):
     assert state.fixed == recurrence + TAPS * channels
 
 
+@pytest.mark.parametrize(("num_tokens", "kept"), [(5, 5), (9, 9), (10, 9), (1000, 9)])
+def test_a_window_keeps_all_tokens_but_the_next(num_tokens, kept):
+    """In a window of 10 tokens, the next token is the tenth."""
+    state, per_token = on_meta("llama+window=10").state(num_tokens), 4 * SIZES.num_hidden_layers * 2 * 64
+    assert (state.total, state.per_token) == (per_token * kept, per_token if num_tokens < 10 else 0)
+
+
 def test_a_hybrid_has_the_states_of_its_layers():
     one, two, both = (on_meta(arch).state(64) for arch in ("gdn2", "llama", "gdn2.llama"))
     assert both == State(64, (one.total + two.total) // 2, two.per_token // 2)
 
 
-@pytest.mark.parametrize("arch", ["mamba2", "mamba2-4.1", "gdn", "llama+canon", "gdn2.llama+canon=AC"])
+@pytest.mark.parametrize(
+    "arch", ["mamba2", "mamba2-4.1", "gdn", "llama+canon", "gdn2.llama+canon=AC", "llama+window=9+canon"]
+)
 def test_ours_is_the_cache_of_a_forward(arch):
     assert on_meta(arch).state(20).total == real(build(arch, SIZES), 20)
 

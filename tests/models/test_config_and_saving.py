@@ -108,7 +108,10 @@ def assert_same(got, expected):
             {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
             r"^rope_parameters\.partial_rotary_factor: expected 1, or rope_dim, .*, got 0\.5$",
         ),
-        ({"sliding_window": 4096}, r"^sliding_window: expected no such setting: .*, got 4096$"),
+        ({"attention_chunk_size": 4096}, r"^attention_chunk_size: expected no such setting: .*, got 4096$"),
+        ({"sliding_window": 1}, r"^sliding_window: expected an integer >= 2, got 1$"),
+        ({"sliding_window": 8, "alibi": "hard"}, r"^sliding_window: expected none with alibi, .*, got 8$"),
+        ({"attention_sink": True, "mixers": ["gdn"]}, r"^attention_sink: expected an attention layer .*, got True$"),
         ({"final_logit_softcapping": 30.0}, r"^final_logit_softcapping: expected no such setting"),
         ({"residual_multiplier": 0.2}, r"^residual_multiplier: expected no such setting"),
         ({"n_layer": 12}, r"^n_layer: expected no such setting"),
@@ -179,7 +182,7 @@ def test_settings_under_the_names_of_other_models(tmp_path):
     config = CanonLMConfig(**sizes)
     config.save_pretrained(tmp_path)
     assert AutoConfig.from_pretrained(tmp_path, rope_theta=5.0, use_cache=False).rope_theta == 5.0
-    for wrong in ({"rope_scaling": LINEAR}, {"canon_set": "X"}, {"sliding_window": 5}):
+    for wrong in ({"rope_scaling": LINEAR}, {"canon_set": "X"}, {"attention_chunk_size": 5}):
         with pytest.raises(ValueError, match=rf"^{next(iter(wrong))}: expected"):
             AutoConfig.from_pretrained(tmp_path, **wrong)
     config.rope_scaling = LINEAR

@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 from transformers import DynamicCache
 
-from canonlm.models import modeling
+from canonlm.models import masks
 from canonlm.models.mixers import attention
 from canonlm.ops import packed_attention
 
@@ -62,14 +62,14 @@ def test_loss_and_gradients(model, packed):
 def test_isolated_documents_without_a_mask(small_model, monkeypatch):
     """If torch's kernel is right on this GPU; the numbers are those with a mask."""
     model, input_ids = small_model(torch.bfloat16, **SIZES, canon_set="ABCD").cuda(), ids(2, 150).cuda()
-    masks, make_mask = [], modeling.create_causal_mask
-    monkeypatch.setattr(modeling, "create_causal_mask", lambda **how: masks.append(how) or make_mask(**how))
+    made, make = [], masks.create_causal_mask
+    monkeypatch.setattr(masks, "create_causal_mask", lambda **how: made.append(how) or make(**how))
     with torch.no_grad():
         got = model(input_ids, doc_ids=documents(input_ids), use_cache=False).logits
-        assert bool(masks) != packed_attention._kernel_is_right(False)
+        assert bool(made) != packed_attention._kernel_is_right(False)
         monkeypatch.setattr(attention, "takes", lambda *_: False)
         expected = model(input_ids, doc_ids=documents(input_ids), use_cache=False).logits
-    assert masks
+    assert made
     assert_close(got, expected, atol=0.5, rtol=0)
 
 

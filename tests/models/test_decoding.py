@@ -41,6 +41,15 @@ MODELS |= {
     "hard-alibi": {"alibi": "hard", "canon_set": "ABCD"},
     "hybrid-alibi": {**RECURRENT["hybrid"], "alibi": "alibi"},
     "rope-heads": {"rope_heads": 2, "rope_dim": 4},
+    "gate+sink": {"attention_gate": True, "attention_sink": True, "canon_set": "B"},
+    "window": {"sliding_window": 5},
+    "window+sink+ABCD": {"sliding_window": 4, "attention_sink": True, "canon_set": "ABCD"},
+    "hybrid+window": {
+        **RECURRENT["hybrid"],
+        "sliding_window": 3,
+        "attention_gate": True,
+        "canon_sets": ["b", "A", "b"],
+    },
     "standard": {"mlp": "standard", "hidden_act": "relu2", "canon_set": "D"},
     "experts": {"mlp": "moe", "num_experts": 4, "canon_set": "ABC"},
     "options": {
@@ -314,7 +323,7 @@ def test_a_recorded_past_has_no_padding_after_tokens(model):
     mask, cache = torch.ones(2, 6, dtype=torch.long), dynamic(model)
     mask[0, 4:] = 0
     cache.activate_past_recording()
-    if not model.model.convolves:
+    if not model.model.convolves and model.config.sliding_window is None:
         in_chunks(model, ids(2, 6), [6], cache, mask)
         return
     with pytest.raises(ValueError, match="attention_mask: expected padding at the start of rows only"):

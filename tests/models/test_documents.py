@@ -13,7 +13,7 @@ from transformers import DynamicCache, StaticCache, masking_utils
 from transformers import modeling_flash_attention_utils as flash
 from transformers.integrations import flex_attention as flex
 
-from canonlm.models import modeling
+from canonlm.models import masks
 from canonlm.models.decoder import Decoder
 from canonlm.models.mixers import attention
 from canonlm.ops import fla, gated_delta_rule, packed_attention
@@ -75,7 +75,7 @@ def calls(monkeypatch):
 
 
 def refuse_masks(monkeypatch):
-    monkeypatch.setattr(modeling, "create_causal_mask", lambda **_: pytest.fail("a mask is made"))
+    monkeypatch.setattr(masks, "create_causal_mask", lambda **_: pytest.fail("a mask is made"))
 
 
 @pytest.mark.parametrize("given", GIVEN)
@@ -279,6 +279,7 @@ def flash_calls(monkeypatch):
     def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0,
                                softmax_scale=None, causal=False, window_size=(-1, -1)):  # fmt: skip
         assert causal
+        flash_attn_varlen_func.window = window_size
         calls.append(cu_seqlens_q)
         return varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale=softmax_scale)
 
@@ -300,6 +301,17 @@ def test_flash_attention(small_model, flash_calls, given):
     model = with_flash(small_model(canon_set="ABCD"))
     assert_close(model(IDS, **GIVEN[given]).logits, expected, **CLOSE)
     assert [limits.tolist() for limits in flash_calls] == [[*LIMITS, *[36] * 11]] * 2
+
+
+@pytest.mark.usefixtures("flash_calls")
+def test_flash_attention_gets_the_window(small_model):
+    with_flash(small_model(sliding_window=4))(IDS, doc_ids=DOC_IDS)
+    assert flash._lazy_imports()[1].window[0] == 3  # tokens before the current one
+
+
+def test_kernels_without_sinks_are_refused(small_model):
+    with pytest.raises(ValueError, match=r"attn_implementation: expected .* with attention_sink"):
+        small_model(attention_sink=True).set_attn_implementation("flash_attention_2")
 
 
 @pytest.mark.usefixtures("flash_calls")

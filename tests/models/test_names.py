@@ -34,6 +34,8 @@ from canonlm.models.names import GROUPS as FIELD_GROUPS
         ("llama+rope=0.25x1", {"rope_dim": 64, "rope_heads": 2}),
         ("llama+alibi", {"alibi": "alibi"}),
         ("llama+alibi=hard+canon=A", {"alibi": "hard", "canon_set": "A"}),
+        ("llama+gate+sink", {"attention_gate": True, "attention_sink": True}),
+        ("gdn2-conv.llama+window=512", {"mixers": ["gdn", "attention"], "sliding_window": 512}),
         ("llama+mlp=standard+relu2", {"mlp": "standard", "hidden_act": "relu2"}),
         ("llama+mlp=moe+canon", {"mlp": "moe", "canon_set": "ABC"}),
         ("llama+canon+frozen", {"canon_set": "ABCD", "canon_frozen": True}),
@@ -89,6 +91,13 @@ def test_resolving_does_not_change_the_table():
         ("llama+rope=0x0.5", "+rope: expected a share of the 8 heads before the x"),
         ("llama+rope=0.5x", "+rope: expected a share from 0 to 1 of each head"),
         ("llama+alibi=soft", '+alibi: expected no value or +alibi=hard, got "soft"'),
+        ("gla5+sink", 'arch: expected an attention layer for +sink, as in llama or gla5.llama, got "gla5+sink"'),
+        ("mamba2+window=512", "arch: expected an attention layer for +window, as in llama or mamba2.llama"),
+        ("llama+gate=2", '+gate: expected no value, got "2"'),
+        *(
+            (f"llama+window{value}", "+window: expected a number of tokens >= 2, such as +window=512, got ")
+            for value in ("", "=0", "=1", "=-5", "=1e3", "=²")
+        ),
         ("llama+mlp", "+mlp: expected +mlp=standard or +mlp=moe or +mlp=none, got None"),
         ("llama-conv", 'unknown architecture "llama-conv". Did you mean'),
         ("gdn2.llama.llama-nope", 'arch: expected one kind of attention in all layers, got "gdn2.llama.llama-nope"'),
@@ -121,6 +130,8 @@ GENERAL = {
     "canon_bias": st.booleans(),
     "canon_frozen": st.booleans(),
     "qk_norm": st.booleans(),
+    "attention_gate": st.booleans(),
+    "attention_sink": st.booleans(),
     "rope_dim": st.sampled_from([0, 2, 4, 8, 16]),
     "rope_heads": st.sampled_from([2, 4]),
     "rope_theta": st.sampled_from([10000.0, 5e5]),
@@ -151,6 +162,8 @@ def configs(draw):
         short_conv = "b" * (mixer != "attention" and draw(st.booleans()))
         sets.append(",".join(filter(None, [embedding, draw(LETTERS if mixer == "mamba2" else SITES), short_conv])))
     fields = {key: draw(values) for key, values in GENERAL.items() if draw(st.booleans())}
+    if "attention" not in mixers:
+        fields = {key: value for key, value in fields.items() if not key.startswith("attention")}
     if any(":" in sites for sites in sets):  # variants that exclude others
         fields = {key: value for key, value in fields.items() if not key.startswith("canon")}
     options = {mixer: {key: draw(values) for key, values in OPTIONS.get(mixer, {}).items()} for mixer in mixers}
@@ -198,6 +211,8 @@ def test_a_name_determines_everything_but_sizes(config):
             "llama+rope=0.25",
             "llama+rope=0.5x0.5",
             "llama+alibi",
+            "llama+canon=A+gate+sink+window=512",
+            "gdn2.llama+sink",
         ),
         *("gla5", "gla5-conv+canon", "gla", "gdn+canon", "gdn-conv", "mamba2-4.1+canon", "gdn2.gdn2.llama"),
         *(

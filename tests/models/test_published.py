@@ -329,6 +329,11 @@ def test_a_plain_model_is_a_transformers_llama(small_model, tie):
         ({"rope_dim": 4}, r"rope_dim: expected 8, got 4$"),
         ({"mixers": ["gla"]}, r'mixers: expected "attention", got "gla"$'),
         ({"alibi": "alibi"}, r'^plain Llama: alibi: expected None, got "alibi"'),
+        (
+            {"attention_gate": True, "sliding_window": 4},
+            r"attention_gate: .* got True; sliding_window: expected None, got 4$",
+        ),
+        ({"attention_sink": True}, r"^plain Llama: attention_sink: expected False, got True$"),
     ],
 )
 def test_reasons_why_a_model_is_not_a_plain_llama(small_model, fields, message):

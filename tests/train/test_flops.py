@@ -22,7 +22,7 @@ from canonlm.train import flops, memory
 from canonlm.train.config import resolve
 from canonlm.train.recompute import recomputed
 
-NAMES = [*names.bases(), "llama+canon+qknorm", "gla5+canon", "gdn2.llama+canon"]
+NAMES = [*names.bases(), "llama+canon+qknorm", "llama+gate", "gla5+canon", "gdn2.llama+canon"]
 
 
 def config_of(name, **sizes):
@@ -63,6 +63,14 @@ def test_matrix_products_of_the_model(name):
     assert counted(forward) == seq_len * full
     # Forward and backward: each product has two in the backward.
     assert counted(lambda: forward().backward()) == 3 * seq_len * full
+
+
+@pytest.mark.parametrize("window", [2, 100, 500])
+def test_a_window_by_hand(window):
+    """A token takes 4 H E per token that it sees, one half less (T / 2 keys instead of (T + 1) / 2)."""
+    seen = sum(min(t + 1, window) for t in range(128)) / 128
+    counted = model_of(config_of(f"llama+window={window}")).forward_flops(128)["attention"] / (2 * 4 * 64)
+    assert counted == pytest.approx(seen - min(window, 128) / 256)
 
 
 def test_a_llama_by_hand():

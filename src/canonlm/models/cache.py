@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedConfig
-from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
+from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer, StaticLayer
 
 from canonlm.core.errors import expected, unsupported
 from canonlm.ops.canon_conv import for_kernels
@@ -24,16 +24,35 @@ def for_canon(layout: Layout, h_BTD: Tensor, cache: Cache | None) -> Layout:
     mask = layout.attention_mask
     if mask is not None:
         compiles, past = torch.compiler.is_compiling(), None if cache is None else cache.get_seq_length()
-        filled, records = (
-            not compiles and bool(past),
-            cache is not None and any(map(records_past, cache.layers)),
-        )
-        if records and not compiles and has_padding_after(mask != 0, filled):
-            what = "padding at the start of rows only, while the cache records its past (prompt lookup, crop)"
-            raise unsupported("attention_mask", what, "a mask with padding after tokens")
+        filled = not compiles and bool(past)
+        if cache is not None and not compiles and has_padding_after(mask != 0, filled):
+            refuse_recorded(cache)
         if has_gaps(mask != 0, filled):
             return replace(layout, gaps=True)
     return for_kernels(layout, h_BTD)
+
+
+def refuse_recorded(cache: Cache) -> None:
+    """InvalidSetting if the cache keeps its past column by column. For masks with padding after tokens."""
+    if any(map(records_past, cache.layers)):
+        what = "padding at the start of rows only, while the cache records its past (prompt lookup, crop)"
+        raise unsupported("attention_mask", what, "a mask with padding after tokens")
+
+
+def keep_last(layer: Any, keys_BHSE: Tensor, values_BHSE: Tensor, order_BL: Tensor) -> None:
+    """Replace what a layer with a window has kept of these columns, its last ones, by the last ones in this order.
+
+    Padding comes first in it, so that no padding takes the place of a token. keys, values: what `update` returned; a
+    static cache that is not full has empty places after the first L columns.
+    """
+    for name, x in (("keys", keys_BHSE), ("values", values_BHSE)):
+        places = order_BL[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3])
+        old = getattr(layer, name)
+        last = x.gather(2, places)[:, :, -old.shape[2] :]
+        if isinstance(layer, StaticLayer):  # compiled steps know its tensors by address
+            old[:, :, : last.shape[2]].copy_(last)
+        else:
+            setattr(layer, name, last)
 
 
 def records_past(layer: Any) -> bool:
@@ -78,16 +97,18 @@ def _before(x_BT: Tensor, attention_mask_BT: Tensor | None) -> tuple[Tensor, Ten
 
 
 def check_cache(cache: Cache, config: PreTrainedConfig) -> None:
-    """ValueError for a cache made without our configuration, which has no place for convolution states."""
+    """ValueError for a cache made without our configuration, which has no place for convolution states, and which
+    would keep all keys of a window."""
     if not hasattr(cache, "layers"):
         raise expected(
             "past_key_values", "a cache of a decoder: DynamicCache(config=model.config)", type(cache).__name__
         )
-    holders = ["full_attention" if not hasattr(layer, "conv_states") else "state" for layer in cache.layers]
-    kinds = ["full_attention" if kind == "full_attention" else "state" for kind in config.layer_types]
-    if "state" in kinds and holders != kinds:
+    holders = [(hasattr(layer, "conv_states"), getattr(layer, "is_sliding", False)) for layer in cache.layers]
+    kinds = [(kind not in ("full_attention", "sliding_attention"), "sliding" in kind) for kind in config.layer_types]
+    if any(map(any, kinds)) and holders != kinds:
         raise expected("past_key_values", f"a cache made with config=model.config ({len(kinds)} layers)", cache)
-    if "state" in kinds and cache.offloading:  # the library moves states away before all of a layer's were used
+    has_states = any(has for has, _ in kinds)
+    if has_states and cache.offloading:  # the library moves states away before all of a layer's were used
         raise expected("past_key_values", "a cache without offloading: the model has Canon or recurrent states", cache)
 
 
@@ -161,6 +182,6 @@ def write_recurrence(cache: Cache | None, layer_idx: int, state: Tensor) -> None
 
 def count_tokens(cache: Cache | None, config: PreTrainedConfig, x_BTD: Tensor) -> None:
     """Give the first layer of a cache of recurrent layers keys of one channel, so that the cache has a length."""
-    if cache is not None and "attention" not in config.mixers:
+    if cache is not None and not config.attends:
         marks = x_BTD.new_zeros(x_BTD.shape[0], 1, x_BTD.shape[1], 1)
         cache.update(marks, marks, 0)

@@ -58,6 +58,11 @@ class CanonLMConfig(PreTrainedConfig):
         num_key_value_heads: fewer than heads for grouped-query attention; default: num_attention_heads.
         head_dim: of attention; default hidden_size / num_attention_heads.
         qk_norm: RMSNorm over the full query and key vectors, before Canon-B.
+        attention_gate: multiply attention's output by sigmoid(g_proj(x)), channel by channel (arXiv 2505.06708).
+        attention_sink: every head has a learned logit beside its scores, which takes weight and adds no value
+            (arXiv 2508.10925).
+        sliding_window: a token attends to this many tokens, the last of which is the token itself; padding does not
+            count. Caches keep no more. Default: all.
         rope_dim: rotate only the first `rope_dim` channels of each head; 0 means no positions (NoPE); default: all,
             or none with `alibi`.
         rope_heads: rotate only in the first `rope_heads` query heads (and the key heads that serve them); default: all.
@@ -126,6 +131,9 @@ class CanonLMConfig(PreTrainedConfig):
     canon_bias: bool = False
     canon_frozen: bool = False
     qk_norm: bool = False
+    attention_gate: bool = False
+    attention_sink: bool = False
+    sliding_window: int | None = None
     rope_theta: float = 10000.0
     rope_dim: int = DERIVED
     rope_heads: int = DERIVED
@@ -216,6 +224,16 @@ class CanonLMConfig(PreTrainedConfig):
         if self.rope_heads not in range(groups, self.num_attention_heads + 1, groups):
             what = f"a multiple of {groups} (query heads per key head) up to {self.num_attention_heads}"
             raise expected("rope_heads", what, self.rope_heads)
+        for key in ("attention_gate", "attention_sink", "sliding_window"):
+            if getattr(self, key) and not self.attends:
+                raise expected(key, "an attention layer to go with it", getattr(self, key))
+        if self.sliding_window is not None:
+            if self.sliding_window < 2:
+                raise expected("sliding_window", "an integer >= 2", self.sliding_window)
+            if self.alibi is not None:
+                raise expected(
+                    "sliding_window", "none with alibi, which reads the distance to all tokens", self.sliding_window
+                )
         if not 0 <= self.attention_dropout < 1:
             raise expected("attention_dropout", "a number >= 0 and < 1", self.attention_dropout)
 
@@ -372,6 +390,11 @@ class CanonLMConfig(PreTrainedConfig):
         return any(MIXERS[mixer].recurrent for mixer in self.mixers)
 
     @property
+    def attends(self) -> bool:
+        """Whether a layer attends: then the decoder makes masks and rotary tables."""
+        return any(MIXERS[mixer].attends for mixer in self.mixers)
+
+    @property
     def layer_types(self) -> list[str]:
         """The kinds of layers for transformers' caches. Derived, never set."""
         kinds = []
@@ -379,7 +402,9 @@ class CanonLMConfig(PreTrainedConfig):
             if MIXERS[mixer].recurrent:
                 kinds.append("linear_attention")
             else:
-                kinds.append("hybrid" if self.sites(layer_idx) else "full_attention")
+                slides = MIXERS[mixer].attends and self.sliding_window is not None
+                of_states, plain = ("hybrid_sliding", "sliding_attention") if slides else ("hybrid", "full_attention")
+                kinds.append(of_states if self.sites(layer_idx) else plain)
         if kinds and set(kinds) == {"linear_attention"}:
             kinds[0] = "hybrid"  # such a cache would have no length: see `count_tokens` in models/cache.py
         return kinds

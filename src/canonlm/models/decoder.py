@@ -109,7 +109,7 @@ class Decoder(LanguageModel):
             if not any(map(user_code.is_reference, self._config.mixers)):
                 raise
             return None
-        return counted if counted is None or "attention" in self._config.mixers else counted - marks
+        return counted if counted is None or self._config.attends else counted - marks
 
     def extra_memory(self, block: nn.Module, seq_len: int) -> float:
         assert isinstance(block, DecoderLayer)
@@ -131,7 +131,7 @@ class Decoder(LanguageModel):
 
     @property
     def context_length(self) -> int | None:
-        return super().context_length if "attention" in self._config.mixers else None
+        return super().context_length if self._config.attends else None
 
     def check_tensor_parallel(self, size: int) -> None:
         tensor_parallel.check(self._config, size)

@@ -1,7 +1,5 @@
 """The layout of a forward pass's tokens, computed once for all layers: positions, padding and documents."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 from transformers import Cache
@@ -89,8 +87,9 @@ def check_mask(config: CanonLMConfig, mask: Tensor | None, dtype: torch.dtype) -
     if mask.ndim == 2:
         return mask
     kernel = config._attn_implementation or ""
-    if "flash" in kernel:
-        raise expected("attention_mask", f"a tensor [batch, tokens] with {kernel}", list(mask.shape))
+    if "flash" in kernel or (config.sliding_window is not None and mask.shape[2] > 1):
+        other = "sliding_window" if "flash" not in kernel else kernel
+        raise expected("attention_mask", f"a tensor [batch, tokens] with {other}", list(mask.shape))
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise expected("attention_mask", "True or False, or numbers to add, for all pairs of tokens", mask.dtype)
     if mask.dtype == torch.bool and kernel != "sdpa" and config.alibi is None:
@@ -129,7 +128,7 @@ def _for_kernels(
 ) -> tuple[Documents, bool]:
     """The documents, with borders if a kernel of this model reads them, and whether attention works without a mask.
     `plain`: nothing is padded, and nothing is cached."""
-    attends, flash = "attention" in config.mixers, "flash" in (config._attn_implementation or "")
+    attends, flash = config.attends, "flash" in (config._attn_implementation or "")
     if attends and flash and not plain:
         what = '"sdpa", "eager" or "flex_attention" with packed documents beside padding or cached tokens'
         raise unsupported("attn_implementation", what, config._attn_implementation)
@@ -142,13 +141,3 @@ def _for_kernels(
         return documents, False  # their number would not be a constant of the graph
     needed = without_mask or (h_BTD.is_cuda and config.is_recurrent)
     return documents.counted() if needed else documents, without_mask
-
-
-def same_document(doc_ids: Tensor) -> Callable[..., Tensor]:
-    """A mask function for transformers: whether key and query share a document. `doc_ids`: of cached and new tokens."""
-    last = doc_ids.shape[1] - 1  # a static cache also has places that are not written yet: causality hides them
-
-    def same(batch_idx, head_idx, q_idx, kv_idx):
-        return doc_ids[batch_idx, q_idx.clamp(max=last)] == doc_ids[batch_idx, kv_idx.clamp(max=last)]
-
-    return same

@@ -9,14 +9,13 @@ import importlib
 import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
-from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
@@ -32,12 +31,13 @@ from canonlm.models.block import DecoderLayer
 from canonlm.models.cache import Layout, check_cache, count_tokens, for_canon
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.initialize import init_parameters
-from canonlm.models.layout import check_mask, lay_out, same_document
+from canonlm.models.layout import check_mask, lay_out
 from canonlm.models.loss import loss_of_hidden, loss_of_logits, mean_loss
+from canonlm.models.masks import make_mask
 from canonlm.models.mixers.attention import Attention
 from canonlm.models.norm import RMSNorm
 from canonlm.models.other_names import check_arguments, read_rotary, refuse_unknown
-from canonlm.models.positions import alibi_mask, rotary_table
+from canonlm.models.positions import rotary_table
 from canonlm.ops.varlen import Documents
 
 
@@ -65,12 +65,15 @@ class CanonLMPreTrainedModel(PreTrainedModel):
     _can_record_outputs = {"hidden_states": DecoderLayer, "attentions": Attention}
 
     _is_stateful = _OfConfig(False, lambda config: config.is_recurrent)
-    _supports_flash_attn = _OfConfig(True, lambda config: config.alibi is None)
+    _supports_flash_attn = _OfConfig(True, lambda config: config.alibi is None and not config.attention_sink)
     _supports_flex_attn = _OfConfig(True, lambda config: config.alibi is None)
 
     def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *args, **kwargs) -> str:
         if self.config.alibi is not None and attn_implementation not in (None, "sdpa", "eager"):
             what = '"sdpa" or "eager" with alibi, which other kernels have no place for'
+            raise expected("attn_implementation", what, attn_implementation)
+        if self.config.attention_sink and "flash" in (attn_implementation or ""):
+            what = '"sdpa", "eager" or "flex_attention" with attention_sink: not every flash attention reads sinks'
             raise expected("attn_implementation", what, attn_implementation)
         if attn_implementation == "vllm":
             _check_attention_only(self.config)
@@ -126,6 +129,9 @@ def _check_attention_only(config: CanonLMConfig) -> None:
     values itself, so that Canon and recurrent layers would start from zero at every token."""
     if set(config.mixers) != {"attention"}:
         raise expected("mixers", "attention in all layers under vLLM, which keeps keys and values only", config.mixers)
+    for key in ("attention_sink", "sliding_window"):
+        if getattr(config, key):
+            raise expected(key, "none under vLLM, to which our attention does not pass it", getattr(config, key))
     if any(config.canon_texts):
         what = "no Canon layers under vLLM, which keeps keys and values only"
         raise expected("canon_set", what, config.canon_set if config.canon_sets is None else config.canon_sets)
@@ -224,21 +230,10 @@ class CanonLMModel(CanonLMPreTrainedModel):
         for letter in self.canons:
             slot = Slot(layout, past_key_values, 0, config.sites(0).index(letter))
             [h_BTD] = run_site([self.get_submodule(f"canon{letter}")], [h_BTD], slot)
-        if "attention" in config.mixers:
+        if config.attends:
             if not layout.without_mask:
-                causal_mask = create_causal_mask(
-                    config=config,
-                    inputs_embeds=h_BTD,
-                    attention_mask=attention_mask,
-                    past_key_values=past_key_values,
-                    and_mask_function=None if all_ids is None else same_document(all_ids),
-                    allow_is_causal_skip=config.alibi is None,
-                )
-            if config.alibi is not None:
-                mask = cast(Tensor, causal_mask)
-                if attention_mask is None and all_ids is None:
-                    mask = mask[:1]  # rows are equal: kernels need to read only one
-                causal_mask = alibi_mask(config, mask, attention_mask, past_key_values, h_BTD.dtype)
+                causal_mask, order = make_mask(config, h_BTD, attention_mask, past_key_values, all_ids)
+                layout = layout if order is None else replace(layout, key_order=order)
             if config.rope_dim:
                 rotary = rotary_table(cast(Tensor, position_ids), config.rope_dim, config.rope_theta, h_BTD.dtype)
         router_losses = []
@@ -352,8 +347,10 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
     def init_continuous_batching(self, *args, **kwargs):
         """As the library's (`generate_batch`). ValueError unless the model has attention alone, for whose keys and
         values there is a paged cache."""
-        if self.model.convolves or self.config.is_recurrent or self.config.alibi is not None:
-            what = "a model of attention layers alone, without Canon layers and ALiBi (use generate)"
+        config = self.config
+        plain = config.alibi is None and not config.attention_sink and config.sliding_window is None
+        if self.model.convolves or set(config.mixers) != {"attention"} or not plain:
+            what = "a model of attention layers alone, without Canon layers, ALiBi, sinks and windows (use generate)"
             raise expected("generate_batch", what, type(self).__name__)
         return super().init_continuous_batching(*args, **kwargs)
 
@@ -372,15 +369,7 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
         padded = attention_mask is not None and not bool(attention_mask[:, -1].all())
         if inputs_embeds.shape[1] > 1 or padded or config.alibi is not None:
             return attention_mask
-        if "attention" not in config.mixers:
-            return None
-        return create_causal_mask(
-            config=config,
-            inputs_embeds=inputs_embeds,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            position_ids=position_ids,
-        )
+        return make_mask(config, inputs_embeds, attention_mask, past_key_values, None)[0] if config.attends else None
 
     def prepare_inputs_for_generation(  # type: ignore[override]
         self, input_ids, inputs_embeds: Tensor | None = None, doc_ids: Tensor | None = None, **kwargs

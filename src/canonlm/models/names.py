@@ -34,6 +34,7 @@ GROUPS = {
     "modifiers": {
         *("mixers", "canon_set", "canon_sets", *OF_CANON),
         *("qk_norm", "rope_dim", "rope_heads", "alibi", "mlp", "hidden_act"),
+        *("attention_gate", "attention_sink", "sliding_window"),
     },
     "training": {
         *("initializer", "initializer_range", "init_base_std", "init_std_factor"),
@@ -41,7 +42,7 @@ GROUPS = {
     },
     "attention": {
         *("num_key_value_heads", "head_dim", "rope_dim", "rope_heads", "rope_theta", "alibi", "qk_norm"),
-        *("attention_bias", "attention_dropout"),
+        *("attention_bias", "attention_dropout", "attention_gate", "attention_sink", "sliding_window"),
     },
 }
 """Fields of `CanonLMConfig` by what they are to a name. sizes: given beside it. unnamed: not part of it, either.
@@ -81,11 +82,13 @@ class Base(NamedTuple):
 @dataclass(frozen=True)
 class Modifier:
     """`+name` or `+name=value`. `read(value, head_dim, num_heads)` returns the fields that it sets, `write(config)` the
-    value for a configuration: None for a bare modifier, False if the name needs no modifier."""
+    value for a configuration: None for a bare modifier, False if the name needs no modifier. `of_attention`: the name
+    needs a layer that attends."""
 
     about: str
     read: Callable[[str | None, int, int], dict[str, Any]]
     write: Callable[[CanonLMConfig], str | bool | None]
+    of_attention: bool = False
 
 
 def bases() -> dict[str, tuple[type[Mixer], Architecture]]:
@@ -145,7 +148,13 @@ def _written_rope(config: CanonLMConfig) -> str | bool:
     return f"{share:.9g}" if heads == 1 else f"{heads:.9g}x{share:.9g}"
 
 
-def _named(name: str, about: str, key: str, meanings: dict[str | None, Any]) -> Modifier:
+def _window(value: str | None, head_dim: int, num_heads: int) -> dict[str, Any]:
+    if value is None or not value.isascii() or not value.isdecimal() or int(value) < 2:
+        raise expected("+window", "a number of tokens >= 2, such as +window=512", value)
+    return {"sliding_window": int(value)}
+
+
+def _named(name: str, about: str, key: str, meanings: dict[str | None, Any], *, of_attention: bool = False) -> Modifier:
     def read(value: str | None, head_dim: int, num_heads: int) -> dict[str, Any]:
         if value not in meanings:
             what = " or ".join("no value" if choice is None else f"+{name}={choice}" for choice in meanings)
@@ -155,7 +164,7 @@ def _named(name: str, about: str, key: str, meanings: dict[str | None, Any]) -> 
     def write(config: CanonLMConfig) -> str | bool | None:
         return next((spelling for spelling, value in meanings.items() if getattr(config, key) == value), False)
 
-    return Modifier(about, read, write)
+    return Modifier(about, read, write, of_attention)
 
 
 MODIFIERS = {
@@ -177,6 +186,26 @@ MODIFIERS = {
         {None: "alibi", "hard": "hard"},
     ),
     "qknorm": _named("qknorm", "RMSNorm on queries and keys", "qk_norm", {None: True}),
+    "gate": _named(
+        "gate",
+        "attention's output times a sigmoid gate of its input (arXiv 2505.06708)",
+        "attention_gate",
+        {None: True},
+        of_attention=True,
+    ),
+    "sink": _named(
+        "sink",
+        "a learned logit in each head that takes attention from the tokens (arXiv 2508.10925)",
+        "attention_sink",
+        {None: True},
+        of_attention=True,
+    ),
+    "window": Modifier(
+        "attention to the nearest tokens only, +window=512, the current one included (arXiv 2004.05150)",
+        _window,
+        lambda config: False if config.sliding_window is None else str(config.sliding_window),
+        of_attention=True,
+    ),
     "mlp": _named(
         "mlp",
         "another MLP: +mlp=standard (no gate), +mlp=moe (32 experts), +mlp=none",
@@ -224,6 +253,8 @@ def resolve(arch: str, *, hidden_size: int, num_heads: int, head_dim: int | None
             raise expected("arch", f"+{modifier} at most once", arch)
         added[modifier] = value if equals or value else None
         fields |= MODIFIERS[modifier].read(added[modifier], head_dim, num_heads)
+        if MODIFIERS[modifier].of_attention and not any(base.mixer.attends for base in layers):
+            raise expected("arch", f"an attention layer for +{modifier}, as in llama or {layers[0].name}.llama", arch)
     mixers = [base.mixer.name for base in layers]
     if mixers != ["attention"]:
         fields["mixers"] = mixers
@@ -395,7 +426,7 @@ def _is_named(config: CanonLMConfig, name: str) -> bool:
 
 def _value(config: CanonLMConfig, key: str) -> Any:
     """The value of a field; Canon sites are compared layer by layer, in `canon_sets`."""
-    if key == "canon_set" or (key in GROUPS["attention"] and "attention" not in config.mixers):
+    if key == "canon_set" or (key in GROUPS["attention"] and not config.attends):
         return None
     # In a list in braces, commas separate layers, and semicolons groups of sites.
     return [text.replace(",", ";") for text in config.canon_texts] if key == "canon_sets" else getattr(config, key)

@@ -75,6 +75,9 @@ def _split(module: nn.Module, plan: dict[str, str], mesh: DeviceMesh) -> None:
         "rows": RowwiseParallel,
         "channels": lambda: OnThisDevice(Shard(0)),
     }
+    for name, parameter in list(module.named_parameters(recurse=False)):
+        if plan.get(name) == "channels":
+            module.register_parameter(name, spread(parameter, mesh, Shard(0)))
     for name, part in list(module.named_children()):
         if (how := plan.get(name, "channels" if isinstance(part, CanonLayer) else None)) == "norm":
             module.add_module(name, ShardedRMSNorm(cast(RMSNorm, part), mesh))

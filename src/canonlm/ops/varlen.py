@@ -52,6 +52,7 @@ class Layout:
     gaps: whether padding may stand between real tokens, cached ones included; see `CanonLayer.forward`.
     continues: `[B, past]`, whether the first token is of that cached token's document; None: it is.
     without_mask: whether attention separates the documents by their borders, without a mask.
+    key_order: the order in which a window's cache keeps keys (`masks.make_mask`); None: as they come.
     reach, last: mask and documents as Triton kernels read them (`kernels.documents`); None: not made.
     """
 
@@ -60,6 +61,7 @@ class Layout:
     gaps: bool = False
     continues: Tensor | None = None
     without_mask: bool = False
+    key_order: Tensor | None = None
     reach: Tensor | None = None
     last: Tensor | None = None
 

@@ -1,15 +1,25 @@
-"""Softmax attention: grouped queries, QK-norm, Canon-B, rotary positions on part of each head and of the heads."""
+"""Softmax attention: grouped queries, QK-norm, Canon-B, rotary positions on part of each head and of the heads.
 
-from typing import TYPE_CHECKING, ClassVar
+    y_th = sum_s p_ths v_s,    p_ths = exp(a_ths) / (exp(sink_h) + sum_s exp(a_ths)),    a_ths = E^-1/2 q_th . k_s
+    out_t = W_o (y_t * sigmoid(W_g x_t))
 
+The sums are over s <= t, with a window of W tokens over t - W < s <= t. The sinks (gpt-oss, arXiv 2508.10925) and the
+gate (arXiv 2505.06708, elementwise) are options.
+"""
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
 from torch import Tensor, nn
 from transformers import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
+from canonlm.canon.layer import on_this_device
 from canonlm.canon.sites import OF_MIXER
 from canonlm.models.apply_canon import Slot, run_rotary, run_site
-from canonlm.models.cache import Layout
+from canonlm.models.cache import Layout, keep_last
+from canonlm.models.initialize import start_with, zeros
 from canonlm.models.mixers.base import Architecture, Mixer, register
 from canonlm.models.norm import RMSNorm
 from canonlm.models.positions import rotate
@@ -23,12 +33,13 @@ def needs_no_mask(config: "CanonLMConfig", x_BTD: Tensor, training: bool) -> boo
     """Whether attention can separate documents by their borders alone, without padding and cached tokens.
 
     Flash attention has no other way. "sdpa", which stands for torch's own kernels, can do so on a GPU in half
-    precision, without ALiBi and dropout. "eager" reads a mask, "flex_attention" a mask in blocks.
+    precision, without ALiBi, dropout, sinks and windows. "eager" reads a mask, "flex_attention" a mask in blocks.
     """
     kernel = config._attn_implementation or ""
     if "flash" in kernel:
         return True
-    plain = config.alibi is None and not (training and config.attention_dropout)
+    plain = config.alibi is None and not config.attention_sink and config.sliding_window is None
+    plain = plain and not (training and config.attention_dropout)
     return kernel == "sdpa" and plain and takes(x_BTD, config.head_dim)
 
 
@@ -38,6 +49,7 @@ class Attention(Mixer):
 
     attribute = "self_attn"
     recurrent = False
+    attends = True
     takes_short_conv = False
     architectures: ClassVar = {
         "llama": Architecture("Transformer: attention with rotary positions (RoPE), gated MLP"),
@@ -48,6 +60,8 @@ class Attention(Mixer):
     tensor_parallel: ClassVar = {
         **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "columns"),
         **dict.fromkeys(("q_norm", "k_norm"), "norm"),
+        "g_proj": "columns",
+        "sinks": "channels",
         "o_proj": "rows",
     }
     tensor_parallel_divides = ("num_attention_heads", "num_key_value_heads")
@@ -62,16 +76,24 @@ class Attention(Mixer):
         self.k_proj = nn.Linear(config.hidden_size, kv_size, bias=config.attention_bias)
         self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=config.attention_bias)
         self.o_proj = nn.Linear(q_size, config.hidden_size, bias=config.attention_bias)
+        self.add_options(q_size)
         if config.qk_norm:
             self.q_norm = RMSNorm(q_size, config.rms_norm_eps)
             self.k_norm = RMSNorm(kv_size, config.rms_norm_eps)
         self.state_idx = self.sites.find(OF_MIXER)
         self.add_canons({"q": q_size, "k": kv_size, "v": kv_size}, dict.fromkeys("qkv", self.head_dim))
 
+    def add_options(self, width: int) -> None:
+        """The gate on an output of `width` channels, and the sinks, which start at 0."""
+        if self.config.attention_gate:
+            self.g_proj = nn.Linear(self.config.hidden_size, width, bias=self.config.attention_bias)
+        if self.config.attention_sink:
+            self.sinks = nn.Parameter(torch.empty(self.config.num_attention_heads))
+            start_with(self, sinks=zeros)
+
     @classmethod
     def flops(cls, config: "CanonLMConfig", seq_len: int) -> float:
-        """Causal: a token attends to half of its window on average. (Counting all pairs gives twice that.)"""
-        return 4 * config.num_attention_heads * config.head_dim * seq_len / 2
+        return 4 * config.num_attention_heads * config.head_dim * mean_reach(config, seq_len)
 
     def forward(
         self,
@@ -107,14 +129,58 @@ class Attention(Mixer):
         if layout.without_mask:
             assert layout.documents is not None
             if self.config._attn_implementation == "sdpa":
-                y_BTHE = packed_attention(q_BTHE, k_BTHE, v_BTHE, layout.documents)
-                return self.o_proj(y_BTHE.flatten(-2)), None
+                return self.output(packed_attention(q_BTHE, k_BTHE, v_BTHE, layout.documents), x_BTD), None
             # Nothing was cached: the new keys are all there are; a static cache has empty places after them.
             k_BHSE, v_BHSE, kwargs = k_BHTE, v_BHTE, kwargs | layout.documents.arguments()
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
-        dropout = self.config.attention_dropout if self.training else 0.0
-        y_BTHE, weights = attend(
-            self, q_BHTE, k_BHSE, v_BHSE, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
-        )
-        # Not flatten(-2): vLLM's kernel returns [B * T, H * E].
-        return self.o_proj(y_BTHE.reshape(*x_BTD.shape[:-1], -1)), weights
+        y_BTHE, weights = self.attend(q_BHTE, k_BHSE, v_BHSE, attention_mask, kwargs)
+        if past_key_values is not None and layout.key_order is not None:
+            keep_last(past_key_values.layers[self.layer_idx], k_BHSE, v_BHSE, layout.key_order)
+        return self.output(y_BTHE, x_BTD), weights
+
+    def attend(
+        self, q_BHTE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, mask: Tensor | None, kwargs: dict[str, Any]
+    ) -> tuple[Tensor, Tensor | None]:
+        """The sums above, `[B, T, H, E]`, by transformers' function for the kernel, and any weights it returns."""
+        kernel = self.config._attn_implementation
+        kwargs = {**kwargs, "dropout": self.config.attention_dropout if self.training else 0.0, "scaling": self.scaling}
+        if self.config.sliding_window is not None:
+            kwargs["sliding_window"] = self.config.sliding_window  # flash attention has no mask to read it from
+        function = ALL_ATTENTION_FUNCTIONS.get_interface(kernel, eager_attention_forward)
+        if not self.config.attention_sink:
+            return function(self, q_BHTE, k_BHSE, v_BHSE, mask, **kwargs)
+        sinks_H = on_this_device(self.sinks)
+        if kernel not in ("sdpa", "eager"):
+            return function(self, q_BHTE, k_BHSE, v_BHSE, mask, s_aux=sinks_H, **kwargs)
+        q, k, v, mask = with_sinks(q_BHTE, k_BHSE, v_BHSE, mask, sinks_H / self.scaling)
+        y_BTHE, weights = function(self, q, k, v, mask, **kwargs)
+        return y_BTHE[:, -q_BHTE.shape[2] :, :, :-1], None if weights is None else weights[..., 1:]
+
+    def output(self, y: Tensor, x_BTD: Tensor) -> Tensor:
+        y_BTF = y.reshape(*x_BTD.shape[:-1], -1)  # not flatten(-2): vLLM's kernel returns [B * T, H * E]
+        if self.config.attention_gate:
+            y_BTF = y_BTF * self.g_proj(x_BTD).sigmoid()
+        return self.o_proj(y_BTF)
+
+
+def with_sinks(
+    q_BHTE: Tensor, k_BJSE: Tensor, v_BJSV: Tensor, mask: Tensor | None, sinks_H: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Queries, keys, values and mask for a kernel without sinks: the first key has value 0, and its product with every
+    query of a head is that head's sink.
+
+    Heads share keys, so the sinks are in one more channel of the queries: it is 1 in that key, and 0 in the others.
+    A kernel that is causal without a mask gets one more query for that key; its output is the first.
+    """
+    q = torch.cat([q_BHTE, sinks_H.to(q_BHTE.dtype)[:, None, None].expand(*q_BHTE.shape[:3], 1)], dim=-1)
+    one = nn.functional.pad(k_BJSE.new_ones(1), (k_BJSE.shape[3], 0)).expand(*k_BJSE.shape[:2], 1, -1)
+    k = torch.cat([one, nn.functional.pad(k_BJSE, (0, 1))], dim=2)
+    v = nn.functional.pad(v_BJSV, (0, 1, 1, 0))
+    if mask is None:
+        return (q if q.shape[2] == 1 else nn.functional.pad(q, (0, 0, 1, 0))), k, v, None
+    return q, k, v, nn.functional.pad(mask, (1, 0), value=mask.dtype == torch.bool)
+
+
+def mean_reach(config: "CanonLMConfig", seq_len: int) -> float:
+    """How many tokens a token attends to on average. Causal: half of them. (Counting all pairs gives twice that.)"""
+    window = min(seq_len, config.sliding_window or seq_len)
+    return window - window**2 / (2 * seq_len)

@@ -53,6 +53,7 @@ class Mixer(nn.Module):
     name: ClassVar[str]  # in `CanonLMConfig.mixers`; set by `register`
     attribute: ClassVar[str] = "mixer"  # the mixer's name in its layer: part of parameters' names
     recurrent: ClassVar[bool] = True  # keeps a state that cannot be rewound
+    attends: ClassVar[bool] = False  # weighs all tokens by a softmax: reads masks, positions and `GROUPS["attention"]`
     takes_short_conv: ClassVar[bool] = True  # has a place for site b
     has_qkv: ClassVar[bool] = True  # its projections are queries, keys and values: sites Q, K and V can differ
     Options: ClassVar[type[Options]] = Options
