@@ -203,9 +203,11 @@ def test_bad_rows_and_bad_files(tmp_path):
 
 def test_where_every_line_is_bad_it_stops_early(tmp_path, monkeypatch):
     monkeypatch.setattr(pipeline, "MAX_LISTED", 20)
-    (tmp_path / "a.jsonl").write_bytes(jsonl(texts(1000)))
-    with pytest.raises(ValueError, match=r'--max-bad: at least 23 bad lines, more than 3; the first: .*no key "body"'):
-        run(tmp_path / "out", tmp_path / "a.jsonl", text_key="body", max_bad=3)
+    lines = [b"{}\n"] * 100 + [json.dumps({"id": "", "body": None}).encode() + b"\n"] * 900
+    (tmp_path / "b.jsonl").write_bytes(b'{"body": "fine"}\n' + b"".join(lines))
+    reason = r'--max-bad: at least 23 bad lines, more than 3; the first: .*no key "body", but no keys'
+    with pytest.raises(ValueError, match=reason):
+        run(tmp_path / "out", tmp_path / "b.jsonl", text_key="body", max_bad=3)
     assert len((tmp_path / "out" / "bad-lines.jsonl").read_text().splitlines()) == 23
 
 
@@ -217,11 +219,39 @@ def test_a_damaged_file_is_not_a_bad_line(tmp_path, name):
         run(tmp_path / "out", tmp_path / name, max_bad=1000)
 
 
-def test_a_table_without_such_a_column(tmp_path):
-    table(tmp_path / "a.parquet", texts(3))
-    for key in ("body", "id"):
-        with pytest.raises(ValueError, match=rf"no column of strings named {key}; --text-key names"):
-            run(tmp_path / key, tmp_path / "a.parquet", text_key=key)
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_wrong_key_is_found_before_anything_is_written(tmp_path, name):
+    WRITERS[name](tmp_path / name, texts(3))
+    (tmp_path / "a.txt").write_text("a text, which has no keys")
+    for key in ("tex", "id"):
+        with pytest.raises(ValueError, match=rf'unknown --text-key "{key}".*in .*{name}: text(, url)?\.$'):
+            run(tmp_path / "out", tmp_path / "a.txt", tmp_path / name, text_key=key)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_key_that_only_some_lines_have(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b'{"title": "a"}\n\n[]\n{"title": "b", "text": "c"}\n')
+    with pytest.raises(ValueError, match=r'3 bad lines, more than 0; .*line 1: no key "text", but title'):
+        run(tmp_path / "out", tmp_path / "a.jsonl")
+    assert run(tmp_path / "out", tmp_path / "a.jsonl", max_bad=3).bad_lines == 3
+    (tmp_path / "a.jsonl").write_bytes(b'{"title": "a"}\n')
+    with pytest.raises(ValueError, match="expected at least one document"):  # the user accepts this bad line
+        run(tmp_path / "none", tmp_path / "a.jsonl", max_bad=1)
+
+
+def test_a_tokenizer_without_known_names(tmp_path):
+    tokenizer = bytes_tokenizer()
+    tokenizer.add_special_tokens(["<start>"])
+    content = tokenizer.to_str().replace("<bos>", "<a>").replace("<eos>", "<b>")
+    (tmp_path / "tokenizer.json").write_text(content)
+    (tmp_path / "a.jsonl").write_bytes(jsonl(["text"]))
+    names = {"tokenizer": tmp_path / "tokenizer.json"}
+    what = r'--bos: expected .* tokenizer_config\.json beside it that names one \(\{"bos_token": "<…>"\}\), or --no-bos'
+    with pytest.raises(ValueError, match=what):
+        run(tmp_path / "out", tmp_path / "a.jsonl", **names)
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<start>", "eos_token": "<b>"}')
+    described = run(tmp_path / "out", tmp_path / "a.jsonl", **names)
+    assert (described.bos_id, described.eos_id) == (258, 257)
 
 
 def test_processes_and_tasks_change_nothing(tmp_path, monkeypatch):

@@ -21,6 +21,7 @@ import canonlm
 from canonlm.cli import main
 from canonlm.launch import slurm
 from canonlm.launch.slurm import parse, split, training, workers
+from canonlm.runs.folder import to_yaml
 from canonlm.runs.rows import TIMINGS
 from canonlm.train.config import resolve
 from canonlm.train.load_config import create_folder
@@ -131,6 +132,20 @@ def test_the_script(config, tmp_path):
     delayed = training(config, tmp_path, parse(["tasks=2", "time=9", "signal_delay_s=30"]), main).script
     assert options(delayed)["signal"] == "USR2@30"
     assert "gpus-per-node" not in options(delayed)
+
+
+def test_a_dry_run_does_not_need_the_text(config, tmp_path, capsys):
+    recipe = config.model_dump() | {"task": None, "text": {"sources": {"web": {"path": "/nowhere"}}}}
+    (tmp_path / "run.yaml").write_text(to_yaml(recipe))
+    command = ["launch", str(tmp_path / "run.yaml"), "--slurm", "tasks=2", "time=5", "--out", str(tmp_path / "run")]
+    assert main([*command, "--dry-run"]) == 0
+    output = capsys.readouterr()
+    assert "#SBATCH --ntasks-per-node=2" in output.out
+    start = "canonlm: the text was not read, and the model not checked: text.sources.web.path: "
+    assert output.err.startswith(start)
+    for more in ([], ["--dry-run", "train.optim.lr=x"]):
+        assert main([*command, *more]) == 2
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_script_of_workers(tmp_path):

@@ -290,6 +290,7 @@ def test_prompt_lookup_equals_greedy(model):
     prompt = ids(1, 6).repeat(1, 3)  # repeats itself, so that lookups succeed
     assert torch.equal(generate(model, prompt, prompt_lookup_num_tokens=4)[0], greedy(model, prompt)[0])
     assert torch.equal(generate(model, prompt, assistant_model=copy.deepcopy(model))[0], greedy(model, prompt)[0])
+    assert torch.equal(generate(model, prompt, assistant_early_exit=1)[0], greedy(model, prompt)[0])
     doc_ids = torch.tensor([[0] * 16 + [1] * 2])
     result = generate(model, prompt, prompt_lookup_num_tokens=4, doc_ids=doc_ids)[0]
     assert torch.equal(result[:, -NEW:], greedy(model, prompt[:, -2:])[0][:, -NEW:])

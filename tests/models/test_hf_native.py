@@ -298,12 +298,13 @@ def test_trainer(model, tmp_path):
     assert_close(state(again.model), state(full.model), **SAME)
 
 
+@pytest.mark.parametrize("taps", [{"modules_to_save": ["canonA"]}, {"target_parameters": ["canonA.weight"]}])
 @every_family
-def test_lora(double_model, family, tmp_path):
+def test_lora(double_model, tmp_path, taps):
+    """On PEFT's default modules, and on taps."""
     peft = pytest.importorskip("peft")
     plain = double_model(IDS).logits.detach()
-    projections = ["z_proj", "x_proj"] if family == "mamba2" else ["q_proj", "v_proj"]
-    lora = peft.LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=projections, modules_to_save=["canonA"])
+    lora = peft.LoraConfig(task_type="CAUSAL_LM", r=4, **taps)
     adapted = peft.get_peft_model(copy.deepcopy(double_model), lora)
     assert_close(adapted(IDS).logits, plain, **CLOSE)
     optimizer = torch.optim.Adam(adapted.parameters(), lr=0.01)
@@ -311,7 +312,8 @@ def test_lora(double_model, family, tmp_path):
         adapted(IDS, labels=IDS).loss.backward()
         optimizer.step()
     trained = {name for name, parameter in adapted.named_parameters() if parameter.grad is not None}
-    assert any("lora_A" in name for name in trained)
+    assert any("proj.lora_A" in name for name in trained)
+    assert any("canonA." in name for name in trained)
     assert all(".lora_" in name or "canonA.modules_to_save" in name for name in trained)
     expected = adapted.eval()(IDS).logits.detach()
     assert (expected - plain).abs().max() > 1e-3

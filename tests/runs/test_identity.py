@@ -199,6 +199,7 @@ def test_another_file_is_refused_in_a_line_with_both_hashes(mine):
     before = outside(file)
     folder.create(run, CONFIG, load, {"mine.py:A": before})
     file.write_text("NAME = 'edited'\n")
+    (run / "metrics.jsonl").write_text('{"step": 1}\n')
     with pytest.raises(ValueError, match="expected the file that the run in") as error:
         folder.check(run, CONFIG, load, {"mine.py:A": outside(file)})
     text = str(error.value)
@@ -211,3 +212,26 @@ def test_another_file_is_refused_in_a_line_with_both_hashes(mine):
     (run / "code.json").write_text("{")
     with pytest.raises(ValueError, match=r"whose code\.json is not damaged"):
         folder.check(run, CONFIG, load, {"mine.py:A": before})
+
+
+@pytest.mark.parametrize("trained", ["metrics.jsonl", "checkpoints/step-5", "result.json"])
+def test_a_file_that_is_corrected_before_anything_was_trained_keeps_the_folder(mine, trained):
+    def strict(path):  # as the loader of recipes, which runs only the file that a run began with
+        raise ValueError("another file")
+
+    file, run = mine / "mine.py", mine / "run"
+    before = CONFIG | {"pair": (1, 2)}  # config.yaml has a list
+    folder.create(run, before, load, {"mine.py:A": outside(file)})
+    (run / "checkpoints").mkdir()
+    (run / "metrics.jsonl").write_text("")
+    file.write_text("NAME = 'corrected'\n")
+    folder.create(run, before, strict, {"mine.py:A": outside(file)})
+    assert [copy.read_text() for copy in (run / "code").iterdir()] == [file.read_text()]
+    assert folder.noted_digests(run, []) == {"mine.py:A": outside(file).sha256}
+    with pytest.raises(ValueError, match=r"arch: expected .*choose another --out"):
+        folder.check(run, CONFIG | {"arch": "other"}, strict, {"mine.py:A": outside(mine / "lib" / "mine.py")})
+
+    (run / trained).write_text('{"step": 1}\n')
+    file.write_text("NAME = 'edited'\n")
+    with pytest.raises(ValueError, match="another file"):
+        folder.check(run, before, strict, {"mine.py:A": outside(file)})

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from canonlm.canon.layer import CanonLayer, on_this_device, untouched
+from canonlm.canon.layer import CanonLayer, kernel_size_of, on_this_device, untouched
 from canonlm.ops.canon_conv import NONE, State, canon_conv, gated_conv, normed_conv, one_by_one, rotary_convs
 from canonlm.ops.varlen import Layout
 
@@ -35,7 +35,7 @@ def canon_all(
         result = layers[i](xs[i], **call)
         return ([result[0]], result[1]) if own.is_returned else ([result], None)
 
-    return one_by_one(run, xs, [canon.kernel_size for canon in layers], state)
+    return one_by_one(run, xs, list(map(kernel_size_of, layers)), state)
 
 
 def canon_gated(

@@ -184,6 +184,14 @@ def untouched(module: nn.Module) -> bool:
     return "forward" not in module.__dict__ and not any(hooks)
 
 
+def kernel_size_of(canon: Any) -> int:
+    """The kernel size of a Canon layer, also of one that an adapter for its parameters wraps (PEFT's
+    `target_parameters`)."""
+    while not hasattr(canon, "kernel_size"):
+        canon = canon.base_layer
+    return int(canon.kernel_size)
+
+
 def on_this_device(weight: Tensor) -> Tensor:
     """`weight`, or this device's part of a DTensor."""
     return weight.to_local() if isinstance(weight, DTensor) else weight

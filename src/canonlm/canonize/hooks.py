@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache
 
+from canonlm.canon.layer import kernel_size_of
 from canonlm.canonize import canon_cache
 from canonlm.canonize.derived import Derived, derived, plain_class
 from canonlm.canonize.fused_projections import Channels
@@ -43,7 +44,7 @@ class Call:
 
     def key_of(self, name: str, canon: Any) -> str:
         """The key of a Canon layer's state in the cache."""
-        return f"{self.key}.{name}:{canon.kernel_size}"
+        return f"{self.key}.{name}:{kernel_size_of(canon)}"
 
 
 def running(owner: Any) -> Call | None:
@@ -168,7 +169,7 @@ def run(block: nn.Module, name: str, x: Tensor, mixer_input: Tensor | None = Non
         y = canon(x, **options)
     else:
         key = call.key_of(name, canon)
-        past = canon_cache.read(cache, key, canon.kernel_size)
+        past = canon_cache.read(cache, key, kernel_size_of(canon))
         if past is not None and past.device != x.device:
             past = past.to(x.device)
         y, state = canon(x, state=past, return_state=True, **options)

@@ -18,7 +18,7 @@ SETTINGS = typer.Argument(
 )
 LOCAL = typer.Option(help="The number of processes on this machine: one per GPU, or sharing the cores.")
 SLURM = typer.Option("--slurm", help="Submit a SLURM job, which is requeued until the run is finished.")
-DRY_RUN = typer.Option("--dry-run", help="Show what --slurm would submit.")
+DRY_RUN = typer.Option("--dry-run", help="Show what --slurm would submit; the text may be missing.")
 
 
 def launch(
@@ -84,10 +84,16 @@ def _slurm(path: Path, folder: Path, pairs: list[str], dry_run: bool, trust: boo
             raise InvalidSetting("train.device", f"train.device: cpu cannot be used with gpus={settings['gpus']}")
         later.mesh.check_layout(run, settings["nodes"] * settings["tasks"])
 
-    with doing("reading the text and building the model"):
-        run = recipe.checked(check_all)
-    later.load_config.check_folder(folder, later.train_data.complete(run))
-    later.train_data.check_unchanged(run, folder)
+    try:
+        with doing("reading the text and building the model"):
+            run = recipe.checked(check_all)
+        later.load_config.check_folder(folder, later.train_data.complete(run))
+        later.train_data.check_unchanged(run, folder)
+    except InvalidSetting as error:  # the script does not depend on the text, which may be elsewhere
+        if not dry_run or not error.key.startswith("text."):
+            raise
+        run = recipe.run
+        say(f"canonlm: the text was not read, and the model not checked: {error}", file=sys.stderr)
     job = later.slurm.training(run, folder, settings, main)
     if dry_run:
         print(job.script)

@@ -33,7 +33,7 @@ from canonlm.data import index, tokenizers
 from canonlm.data.executors import checked, execute
 from canonlm.data.index import Index, Shard
 from canonlm.data.pipeline import Places, Reader, TooManyBadLines, Writer
-from canonlm.data.reading import Bad, Input, find, lines, listed, total
+from canonlm.data.reading import Bad, Input, check_key, find, lines, listed, total
 from canonlm.tasks.random import check_count
 
 TASK_SIZE = 2**25  # bytes of input per task
@@ -97,9 +97,9 @@ def prepare(
     loaded = tokenizers.load(tokenizer)
     for name, requested, id in (("bos", bos, loaded.bos_id), ("eos", eos, loaded.eos_id)):
         if requested and id is None:
-            raise expected(
-                f"--{name}", f"--no-{name}, as the tokenizer has no known {name.upper()} token", str(tokenizer)
-            )
+            config = f'a tokenizer_config.json beside it that names one ({{"{name}_token": "<…>"}})'
+            what = f"a tokenizer with a known {name.upper()} token: {config}, or --no-{name}"
+            raise expected(f"--{name}", what, str(tokenizer))
     files = find(inputs, glob, exclude)
     command: dict[str, Any] = {"canonlm": __version__, "input": list(inputs), "glob": glob, "exclude": list(exclude)}
     command |= {"text-key": text_key, "validation": validation, "seed": seed, "tasks": tasks or default_tasks(files)}
@@ -124,6 +124,7 @@ def prepare(
                 remove_leftovers(out)
                 shutil.rmtree(places.work, ignore_errors=True)
             return existing
+        check_key(files, text_key, max_bad)
         _begin(places, plan, saved)
         place = out.absolute()  # datatrove's file systems resolve a relative path only once
         reader = Reader(place, files, text_key, max_bad)

@@ -11,17 +11,19 @@ import io
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from glob import glob, has_magic
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from canonlm.core.errors import expected
+from canonlm.core.errors import brief, expected, unknown
 from canonlm.core.untrusted import open_regular
 from canonlm.data.extras import needed
 from canonlm.data.parquet_guard import check_pages, check_texts
@@ -32,6 +34,9 @@ BUFFER = 2**20
 
 MAX_DOCUMENT = 2**26
 """Max bytes of a document: of its line, its file or its cell, decompressed. A longer one is a bad line."""
+
+PEEKED = 100
+"""Lines of a file in which a key is looked for before all are read."""
 
 TOO_LONG = f"longer than {MAX_DOCUMENT:,} bytes"
 
@@ -205,7 +210,7 @@ def lines(file: IO[bytes]) -> Iterator[tuple[bytes | None, int]]:
 def _lines(source: Input, base: int, first: int, last: int, key: str) -> Iterator[Text | Bad]:
     codec = COMPRESSED.get(Path(source.path).suffix)
     with open_regular(Path(source.path)).detach() as raw:
-        file = io.BufferedReader(pa.CompressedInputStream(raw, codec) if codec else raw, BUFFER)
+        file = _buffered(source, raw)
         number: int | None = 0
         offset = 0
         if first > 0:
@@ -223,6 +228,12 @@ def _lines(source: Input, base: int, first: int, last: int, key: str) -> Iterato
             else:
                 yield Text(text, base + (raw.tell() if codec else offset + length))
             offset += length
+
+
+def _buffered(source: Input, raw: Any) -> io.BufferedReader:
+    """The decompressed file."""
+    codec = COMPRESSED.get(Path(source.path).suffix)
+    return io.BufferedReader(pa.CompressedInputStream(raw, codec) if codec else raw, BUFFER)
 
 
 def _text_of(line: bytes, key: str) -> str | None:
@@ -248,10 +259,43 @@ def _fault(line: bytes, key: str) -> str:
     if not isinstance(value, dict):
         return f"not a JSON object but {_kind_of_value(value)}"
     if key not in value:
-        return f'no key "{key}"'
+        return f'no key "{key}", but {_names_of(value)}'
     if not isinstance(value[key], str):
         return f'"{key}" is not a string but {_kind_of_value(value[key])}'
     return "half of a surrogate pair, which is not a Unicode character"
+
+
+def _names_of(value: Mapping[str, object]) -> str:
+    return brief(", ".join(map(str, value)) or "no keys")
+
+
+def check_key(inputs: list[Input], key: str, max_bad: int) -> None:
+    """ValueError, with the keys that have texts, if the first file of JSON lines or the first table has no text under
+    `key`: none in the first PEEKED lines, and these are more than `max_bad`. So a wrong key is found before anything is
+    written. A file that cannot be read is left to `read`."""
+    first: dict[str, Input] = {}
+    for source in inputs:
+        first.setdefault(source.kind, source)
+    with suppress(OSError, EOFError, pa.ArrowException):
+        if "table" in first:
+            with open_regular(Path(first["table"].path)) as file:
+                texts = _text_columns(pq.read_schema(file))
+            if key not in texts:
+                raise unknown("--text-key", key, texts, f"columns of strings in {first['table'].path}")
+        if "lines" in first:
+            keys, count = set(), 0
+            with open_regular(Path(first["lines"].path)).detach() as raw:
+                for line, _ in islice(lines(_buffered(first["lines"], raw)), PEEKED):
+                    with suppress(ValueError, AttributeError, RecursionError):
+                        value = json.loads((line or b"").decode("utf-8"))
+                        keys |= {name for name, text in value.items() if isinstance(text, str)}
+                        count += 1
+            if count > max_bad and key not in keys:
+                raise unknown("--text-key", key, keys, f"keys of texts in {first['lines'].path}")
+
+
+def _text_columns(schema: pa.Schema) -> list[str]:
+    return [name for name in schema.names if schema.names.count(name) == 1 and _is_text(schema.field(name).type)]
 
 
 def _kind_of_value(value: object) -> str:
@@ -262,8 +306,8 @@ def _kind_of_value(value: object) -> str:
 def _table(source: Input, base: int, first: int, last: int, key: str) -> Iterator[Text | Bad]:
     with open_regular(Path(source.path)) as file:
         schema = pq.read_schema(file)
-        if schema.names.count(key) != 1 or not _is_text(schema.field(key).type):
-            raise ValueError(f"{source.path}: has no column of strings named {key}; --text-key names the one to read")
+        if key not in (texts := _text_columns(schema)):
+            raise unknown("--text-key", key, texts, f"columns of strings in {source.path}")
         # Dictionary-encoded: a long text that is in many rows is held once.
         table = pq.ParquetFile(file, read_dictionary=[key])
         done, rows = 0, max(1, table.metadata.num_rows)
@@ -333,7 +377,9 @@ def _dataset_rows(source: Input, base: int, first: int, last: int, key: str) -> 
         for number, row in enumerate(_dataset(source.path, source.revision).shard(shards, index), 1):
             if not isinstance(row.get(key), str):
                 fault = (
-                    f'no key "{key}"' if key not in row else f'"{key}" is not a string but {_kind_of_value(row[key])}'
+                    f'no key "{key}", but {_names_of(row)}'
+                    if key not in row
+                    else f'"{key}" is not a string but {_kind_of_value(row[key])}'
                 )
                 yield Bad(name, number, fault)
             elif len(row[key]) > MAX_DOCUMENT:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from transformers import Cache
 
 from canonlm.canon.apply import canon_all, canon_gated, canon_normed, canon_rotary
+from canonlm.canon.layer import kernel_size_of
 from canonlm.models.cache import Layout, read_conv_state, records_past
 from canonlm.models.norm import RMSNorm
 from canonlm.ops.canon_conv import NONE, State, masked
@@ -75,7 +76,7 @@ def _run(
     if slot.cache is None:
         return form(NONE)[0]
     layer: Any = slot.cache.layers[slot.layer_idx]
-    kernel = max(canon.kernel_size for canon in canons)
+    kernel = max(map(kernel_size_of, canons))
     place = layer.conv_states[slot.state_idx] if layer.has_previous_state[slot.state_idx] else None
     before = read_conv_state(layer, slot.state_idx, kernel, slot.layout)
     if layer.record_past:

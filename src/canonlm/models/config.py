@@ -398,7 +398,7 @@ class CanonLMConfig(PreTrainedConfig):
     def layer_types(self) -> list[str]:
         """The kinds of layers for transformers' caches. Derived, never set."""
         kinds = []
-        for layer_idx, mixer in enumerate(self.mixers or []):
+        for layer_idx, mixer in enumerate((self.mixers or [])[: self.num_hidden_layers]):  # fewer in an early exit
             if MIXERS[mixer].recurrent:
                 kinds.append("linear_attention")
             else:
@@ -412,4 +412,4 @@ class CanonLMConfig(PreTrainedConfig):
     @property
     def number_of_conv_states(self) -> int:
         """Convolution states that caches hold in every layer: the max number of sites in a layer."""
-        return max(1, *(len(self.sites(i)) for i in range(self.num_hidden_layers)))
+        return max(1, *(len(self.sites(i)) for i in range(len(self.mixers))))

@@ -237,7 +237,8 @@ class CanonLMModel(CanonLMPreTrainedModel):
             if config.rope_dim:
                 rotary = rotary_table(cast(Tensor, position_ids), config.rope_dim, config.rope_theta, h_BTD.dtype)
         router_losses = []
-        for layer in self.layers:
+        depth = config.num_hidden_layers  # smaller while the library's `assistant_early_exit` drafts tokens
+        for layer in self.layers if depth >= len(self.layers) else self.layers[:depth]:
             h_BTD, router_loss = layer(
                 h_BTD,
                 layout,

@@ -28,7 +28,7 @@ import yaml
 from canonlm.core import untrusted
 from canonlm.core.errors import InvalidSetting, expected, plain, writing
 from canonlm.core.files import make_folder, write_bytes, write_json, write_text
-from canonlm.core.safe_yaml import read_yaml
+from canonlm.core.safe_yaml import parse_yaml, read_yaml
 from canonlm.runs.identity import Config, changes
 from canonlm.runs.rows import finite, known_count, one_line
 
@@ -60,18 +60,32 @@ def check(
     path = folder / "config.yaml"
     if (folder / "index.json").exists():
         raise expected("--out", "a folder for a run, and not one of prepared text", str(folder))
-    if path.exists() and (changed := changes(load(path), config)):
-        key, old, new = changed[0]
-        what = f"{old!r}, as in the run that is already in {folder} (choose another --out to change it)"
-        raise expected(key, what, new)
     notes: list[str] = []
     began = noted_digests(folder, notes)
+    changed_files = {name: one for name, one in (outside or {}).items() if began.get(name, one.sha256) != one.sha256}
+    free = not has_trained(folder)  # then a file may be corrected
+    if path.exists():
+        if free and changed_files:  # as plain data: `load` would refuse these files
+            changed = changes(read_yaml(path)[0], parse_yaml(to_yaml(config), "config.yaml")[0])
+        else:
+            changed = changes(load(path), config)
+        if changed:
+            key, old, new = changed[0]
+            what = f"{old!r}, as in the run that is already in {folder} (choose another --out to change it)"
+            raise expected(key, what, new)
     if notes:
         raise expected("--out", "a folder whose code.json is not damaged", str(folder))
-    for reference, one in (outside or {}).items():
-        if (old := began.get(reference, one.sha256)) != one.sha256:
-            what = f"the file that the run in {folder} began with, sha256 {old} (its copy is in {folder / 'code'})"
-            raise InvalidSetting(reference, f"{one.file}: expected {what}, got sha256 {one.sha256}")
+    for reference, one in () if free else changed_files.items():
+        what = f"the file that the run in {folder} began with, sha256 {began[reference]}"
+        what += f" (its copy is in {folder / 'code'})"
+        raise InvalidSetting(reference, f"{one.file}: expected {what}, got sha256 {one.sha256}")
+
+
+def has_trained(folder: Path) -> bool:
+    """Whether a folder has results of training: a row, a checkpoint or the final result."""
+    metrics = folder / "metrics.jsonl"
+    rows = metrics.exists() and metrics.stat().st_size > 0
+    return rows or (folder / "result.json").exists() or any((folder / "checkpoints").glob("*"))
 
 
 def create(
@@ -87,8 +101,9 @@ def create(
     make(folder)
     path, text = folder / "config.yaml", to_yaml(config)
     with writing("--out", folder):
-        if path.exists() and load(path)["train"]["steps"] != config["train"]["steps"]:
-            (folder / "result.json").unlink(missing_ok=True)  # the number of steps has changed
+        result = folder / "result.json"
+        if path.exists() and result.exists() and load(path)["train"]["steps"] != config["train"]["steps"]:
+            result.unlink()
         if outside:
             _keep(folder, outside)
         if words:

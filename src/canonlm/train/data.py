@@ -12,6 +12,7 @@ from canonlm.data.index import Shard
 from canonlm.data.shards import Dataset, OnOpen
 from canonlm.data.text import TextStream
 from canonlm.data.windows import Stream, WindowStream
+from canonlm.runs.folder import has_trained
 from canonlm.train import evals
 from canonlm.train.config import RunConfig, Text
 from canonlm.train.evals.text import TextEval
@@ -95,7 +96,7 @@ def evaluation(run: RunConfig, world: World, on_open: OnOpen = _ignore_opened) -
 def check_unchanged(run: RunConfig, folder: Path) -> dict[str, Any]:
     """The text that the run reads, for `data.json`: by key, a folder and the sha256 of its index. {} for a task.
 
-    InvalidSetting if the run in `folder` began with another text. The same text may have moved.
+    InvalidSetting if the run in `folder` was trained on another text. The same text may have moved.
     """
     if run.text is None:
         return {}
@@ -103,14 +104,15 @@ def check_unchanged(run: RunConfig, folder: Path) -> dict[str, Any]:
     current = {
         key: {"folder": str(text.folder.resolve()), "sha256": text.fingerprint} for key, text in datasets.items()
     }
-    previous = read_object(folder / "data.json") if (folder / "data.json").exists() else {}
+    noted = folder / "data.json"
+    previous = read_object(noted) if noted.exists() and has_trained(folder) else {}
     for key, text in current.items():
-        if (noted := previous.get(key)) is None:
+        if (began := previous.get(key)) is None:
             continue
-        if not isinstance(noted, dict) or not all(isinstance(noted.get(name), str) for name in text):
-            raise expected(f"{folder / 'data.json'}: {key}", "a folder and its sha256", noted)
-        if noted["sha256"] != text["sha256"]:
-            what = f"the text that the run in {folder} began with, then in {noted['folder'][:200]}"
+        if not isinstance(began, dict) or not all(isinstance(began.get(name), str) for name in text):
+            raise expected(f"{noted}: {key}", "a folder and its sha256", began)
+        if began["sha256"] != text["sha256"]:
+            what = f"the text that the run in {folder} began with, then in {began['folder'][:200]}"
             raise expected(key, what, f"{text['folder']} (its index.json has another sha256)")
     return current
 

@@ -43,6 +43,10 @@ def presets() -> list[str]:
 
 def load_preset(task: str, name: str, difficulty: str | None = None) -> Preset:
     """ValueError for an unknown task, preset or difficulty; each names the choices."""
+    if set(several := task.split(",")) <= {*tasks.names(), TEXT} and len(several) > 1:
+        commands = [f"canonlm play {each} --out runs/{'-'.join(several)}" for each in several]
+        what = f"one task; commands with the same --out add to one page: {'; '.join(commands)}"
+        raise expected("TASK", what, task)
     cls = tasks.find(task) if task != TEXT else None
     if name not in presets():
         raise unknown("preset", name, presets())
