@@ -3,6 +3,7 @@
 import re
 import shlex
 import subprocess
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,18 @@ def test_commands_are_accepted(command, tmp_path, monkeypatch):
         pytest.skip("a pattern, not a command")
     assert main(arguments) == 0
     assert bool(questions) == (arguments[0] == "play")
+
+
+def test_the_notice_has_every_file_that_is_not_code():
+    listed = subprocess.run(["git", "ls-files", "src/canonlm"], cwd=ROOT, capture_output=True, text=True, check=True)
+    patterns = re.findall(r"^\S.*/\S*$", (ROOT / "NOTICE").read_text(), re.MULTILINE)
+    patterns = [pattern for line in patterns for pattern in line.split(", ")]
+    files = [Path(path).relative_to("src/canonlm") for path in listed.stdout.splitlines()]
+    data = {file for file in files if file.suffix not in ("", ".py", ".md", ".typed")}
+    covered = {pattern: {file for file in data if fnmatch(str(file), pattern)} for pattern in patterns}
+    assert all(covered.values()), covered
+    assert set.union(*covered.values()) == data
+    assert (ROOT / "src/canonlm/LICENSE").read_text() == (ROOT / "LICENSE").read_text()
 
 
 def test_shells_do_not_change_the_commands():

@@ -1,15 +1,17 @@
 """`canonlm export`: transformers loads the trained model; one line about the result, or a one-line error."""
 
 import json
+import re
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from saved_runs import OF_TEXT, logits_of, save_run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from canonlm import CanonLMForCausalLM
 from canonlm.cli import main
-from canonlm.core.files import Stamp, write_json, write_text
+from canonlm.core.files import Stamp, check_manifest, write_json, write_text
 from canonlm.data.tokenizers import load
 
 
@@ -59,6 +61,24 @@ def test_the_model_that_was_trained(trained, workdir, capsys):
         assert torch.equal(logits_of(AutoModelForCausalLM.from_pretrained(folder)), trained[1][step])
 
 
+@pytest.mark.parametrize("more", [[], ["--self-contained"]])
+def test_what_is_shared_with_the_model(trained, workdir, more):
+    """A card that the Hub reads, whose code runs, and which its owner may edit; padding; the length of texts."""
+    assert main(["export", "run", "out", *more]) == 0
+    card = ModelCard.load(workdir / "out" / "README.md")
+    assert (card.data.library_name, card.data.pipeline_tag) == ("transformers", "text-generation")
+    assert str(trained[0]) not in card.content
+    [code] = re.findall(r"```python\n(.*?)```", card.text, re.DOTALL)
+    exec(code, names := {})
+    tokenizer, model = names["tokenizer"], names["model"]
+    batch = tokenizer(["a", "abcd"], return_tensors="pt", padding=True, padding_side="left")
+    assert batch.input_ids[0].tolist() == [257, 257, 257, 256, 97]
+    assert model.generate(**batch, max_new_tokens=2).shape == (2, 7)
+    assert tokenizer.model_max_length == model.config.max_position_embeddings
+    (workdir / "out" / "README.md").write_text("edited")
+    check_manifest(workdir / "out")
+
+
 def test_bf16(trained, workdir, capsys):
     assert main(["export", "run", "half", "--dtype", "bf16"]) == 0
     assert "bfloat16" in capsys.readouterr().out
@@ -75,6 +95,7 @@ def test_self_contained(trained, workdir):
     assert main(["export", "run", "out", "--self-contained"]) == 0
     code, _, name = json.loads((workdir / "out" / "config.json").read_text())["auto_map"]["AutoConfig"].partition(".")
     assert f"class {name}(" in (workdir / "out" / f"{code}.py").read_text()
+    assert "Apache License" in (workdir / "out" / "LICENSE").read_text()
     assert torch.equal(logits_of(AutoModelForCausalLM.from_pretrained("out")), trained[1][2])
 
 

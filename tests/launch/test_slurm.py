@@ -136,6 +136,7 @@ def test_the_script(config, tmp_path):
 
 def test_a_dry_run_does_not_need_the_text(config, tmp_path, capsys):
     recipe = config.model_dump() | {"task": None, "text": {"sources": {"web": {"path": "/nowhere"}}}}
+    recipe["data"]["loss_on"] = "all"
     (tmp_path / "run.yaml").write_text(to_yaml(recipe))
     command = ["launch", str(tmp_path / "run.yaml"), "--slurm", "tasks=2", "time=5", "--out", str(tmp_path / "run")]
     assert main([*command, "--dry-run"]) == 0

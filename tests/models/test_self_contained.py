@@ -6,15 +6,18 @@ import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
+import huggingface_hub
 import pytest
 import torch
 from families import FAMILIES
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.testing import assert_close
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils import hub
 
-from canonlm import CanonLMConfig, CanonLMForCausalLM, __version__
+from canonlm import CanonLMConfig, CanonLMForCausalLM, __version__, canonize
 from canonlm.core.bundle import INSTALLED, Module
 from canonlm.models.self_contained import flat_modules
 
@@ -127,9 +130,34 @@ def test_installed_code_takes_precedence_over_code_in_the_folder(small_model, tm
     assert not list((tmp_path / "without").glob("*.py"))
 
 
-def test_pushing_while_saving_is_refused(small_model, tmp_path):
-    with pytest.raises(ValueError, match=r"^push_to_hub: expected a saved folder first"):
-        small_model().save_pretrained(tmp_path, self_contained=True, push_to_hub=True)
+@pytest.mark.parametrize("kind", ["ours", "canonized"])
+def test_pushing(small_model, tmp_path, kind, monkeypatch):
+    """`push_to_hub` uploads what `save_pretrained` writes; while saving it is refused, with the lines that do."""
+    model = small_model()
+    if kind == "canonized":
+        sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+        model = canonize(LlamaForCausalLM(LlamaConfig(vocab_size=11, **sizes)), "A")
+    with pytest.raises(ValueError, match=r"^push_to_hub: expected False: save_pretrained\(") as error:
+        model.save_pretrained(tmp_path / "x", self_contained=True, push_to_hub=True)
+    uploads = []
+    monkeypatch.setattr(huggingface_hub, "upload_folder", lambda **options: uploads.append(options))
+    lines = str(error.value).partition("False: ")[2].rpartition(", got")[0].replace(", then ", "\n")
+    exec(f"import huggingface_hub\nmodel.{lines.replace('NAME', str(tmp_path / 'x'))}", {"model": model})
+    assert uploads == [{"repo_id": str(tmp_path / "x"), "folder_path": str(tmp_path / "x")}]
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "x").num_parameters() == model.num_parameters()
+
+    def upload(self, folder, *_, **__):
+        assert AutoModelForCausalLM.from_pretrained(folder).num_parameters() == model.num_parameters()
+        uploads.append(folder)
+
+    card = SimpleNamespace(save=lambda path: None)
+    api = SimpleNamespace(create_repo=lambda name, **_: SimpleNamespace(repo_id=name))
+    monkeypatch.setattr(hub, "create_and_tag_model_card", lambda *_, **__: card)
+    monkeypatch.setattr(hub, "hf_api", lambda: api, raising=False)  # in 5.17: create_repo
+    monkeypatch.setattr(hub, "create_repo", api.create_repo, raising=False)
+    monkeypatch.setattr(type(model), "_upload_modified_files", upload)
+    model.push_to_hub("me/model")
+    assert len(uploads) == 2
 
 
 # The modules

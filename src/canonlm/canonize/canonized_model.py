@@ -26,6 +26,10 @@ from canonlm.core.errors import InvalidSetting, expected
 from canonlm.core.saved import check_fits, check_loaded, read_settings, reason_of
 
 MODEL_TYPE = "canon_host"
+NOT_PUSHED = (
+    'False: save_pretrained("NAME", self_contained=True), then huggingface_hub.upload_folder(repo_id="NAME", '
+    'folder_path="NAME")'
+)
 ENTRIES = {
     "AutoConfig": "canonlm.canonize.canonized_model.CanonHostConfig",
     "AutoModelForCausalLM": "canonlm.canonize.canonized_model.CanonHostForCausalLM",
@@ -81,7 +85,7 @@ class CanonizedModel(Derived):
         """As the host's. With `self_contained` the folder includes our code, and `from_pretrained(…,
         trust_remote_code=True)` loads it where canonlm is not installed."""
         if kwargs.get("push_to_hub"):
-            raise expected("push_to_hub", "a saved folder first (then: hf upload)", True)
+            raise expected("push_to_hub", NOT_PUSHED, True)
         super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
         file = Path(save_directory) / "config.json"
         if not file.exists():  # written by another process
@@ -225,7 +229,8 @@ def _write_code(folder: Any) -> None:
     if IS_OURS:
         write_modules(flat_modules(ENTRIES.values()), folder)
     else:
-        for file in Path(__file__).parent.glob("[!_]*.py"):
+        here = Path(__file__).parent
+        for file in [*here.glob("[!_]*.py"), *here.glob("LICENSE")]:
             shutil.copy(file, folder)
 
 

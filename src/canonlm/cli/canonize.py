@@ -7,9 +7,10 @@ import typer
 
 import canonlm
 from canonlm.cli import later
-from canonlm.cli.options import Dtype, TrustModel, check_new, opened, save_model
+from canonlm.cli.options import Dtype, SelfContained, TrustModel, check_new, opened, save_model, with_defaults
 from canonlm.cli.status import load_torch, say
 from canonlm.core.errors import InvalidSetting, brief, expected
+from canonlm.core.files import CARD
 from canonlm.core.user_folders import expanded
 
 MODEL = typer.Argument(
@@ -35,6 +36,7 @@ def canonize(
     seed: Annotated[int, SEED] = 0,
     dry_run: Annotated[bool, DRY_RUN] = False,
     dtype: Dtype = None,
+    self_contained: SelfContained = False,
     trust_remote_code: TrustModel = False,
 ) -> int:
     """Put Canon layers into a causal language model of transformers, and save it.
@@ -68,13 +70,20 @@ def canonize(
     places = canonlm.describe(subject.model, sites, init=init)
     canonized = canonlm.canonize(subject.model, sites, init=init)
 
+    added = sum(p.numel() for name, p in canonized.named_parameters() if ".canon_" in name)
+    with_defaults(canonized, subject.tokenizer)
+    card = later.card.of_canonized(
+        out.absolute().name, model, sites, parameters=canonized.num_parameters(), added=added,
+        tokenizer=subject.tokenizer is not None, code=self_contained,
+    )  # fmt: skip
+
     def save(folder: Path) -> None:
-        canonized.save_pretrained(folder)
+        (folder / CARD).write_text(card, encoding="utf-8", errors="replace")
+        canonized.save_pretrained(folder, **({"self_contained": True} if self_contained else {}))
         if subject.tokenizer is not None:
             subject.tokenizer.save_pretrained(folder)
 
     save_model(out, save)
-    added = sum(p.numel() for name, p in canonized.named_parameters() if ".canon_" in name)
     say(f"{len(places)} Canon layers, {added:,} parameters of {canonized.num_parameters():,}: {out}")
     return 0
 

@@ -7,17 +7,14 @@ from typing import Annotated
 import typer
 
 from canonlm.cli import later
-from canonlm.cli.options import NewFolder, TrustModel, check_new, save_model
+from canonlm.cli.options import NewFolder, SelfContained, TrustModel, check_new, save_model, with_defaults
 from canonlm.cli.status import doing, load_torch, say
 from canonlm.core.errors import unknown
+from canonlm.core.files import CARD
 
 RUN = typer.Argument(help="The folder of a run.", metavar="RUN")
 STEP = typer.Option(help="Which checkpoint of the run, by its step. Default: the newest complete one.")
 DTYPE = typer.Option(help="fp32, bf16 or fp16.")
-SELF_CONTAINED = typer.Option(
-    "--self-contained",
-    help="Include the code: the folder then loads where canonlm is not installed (trust_remote_code=True).",
-)
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
@@ -27,10 +24,10 @@ def export(
     out: NewFolder,
     step: Annotated[int | None, STEP] = None,
     dtype: Annotated[str, DTYPE] = "fp32",
-    self_contained: Annotated[bool, SELF_CONTAINED] = False,
+    self_contained: SelfContained = False,
     trust_remote_code: TrustModel = False,
 ) -> int:
-    """Write the model of a run into a folder for `from_pretrained`: safetensors, and the tokenizer of its text.
+    """Write the model of a run into a folder for `from_pretrained`: safetensors, the tokenizer of its text, a model card.
 
     OUT is complete or absent.
     """
@@ -42,6 +39,7 @@ def export(
     with doing("loading the model"):
         later.transformers.utils.logging.disable_progress_bar()
         file, tokenizer = later.load_model.tokenizer_of_run(run), None
+        step = later.checkpoint.newest_step(run) if step is None else step
         loaded = later.checkpoint.load_model(run, step, trust_remote_code=trust_remote_code)
         model = loaded.module.to(getattr(later.torch, DTYPES[dtype]))
     kind = model.config.model_type
@@ -51,7 +49,14 @@ def export(
         ids = model.config.bos_token_id, model.config.eos_token_id
         tokenizer = later.load_model.as_in_training(later.load_model.open_tokenizer(file), *ids)
 
+    with_defaults(model, tokenizer)
+    card = later.card.of_run(
+        later.runs_load.load_run(run), step, out.absolute().name, parameters=model.num_parameters(),
+        tokenizer=tokenizer is not None, code=self_contained,
+    )  # fmt: skip
+
     def save(folder: Path) -> None:
+        (folder / CARD).write_text(card, encoding="utf-8", errors="replace")
         model.save_pretrained(folder, **({"self_contained": True} if self_contained else {}))
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)

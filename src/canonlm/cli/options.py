@@ -99,6 +99,30 @@ def check_new(out: Path) -> None:
         raise expected("OUT", "a folder that does not exist yet", str(out))
 
 
+SelfContained = Annotated[
+    bool,
+    typer.Option(
+        "--self-contained",
+        help="Include the code: the folder then loads where canonlm is not installed (trust_remote_code=True).",
+    ),
+]
+
+
+def with_defaults(model: Any, tokenizer: Any) -> None:
+    """Complete what generation reads from a folder: padding, if there is no token for it, by the token that ends a
+    text; and the length of the tokenizer's texts."""
+    generation = getattr(model, "generation_config", None)
+    if generation is not None and generation.pad_token_id is None:
+        ends = generation.eos_token_id
+        generation.pad_token_id = ends[0] if isinstance(ends, list) and ends else ends
+    if tokenizer is not None:
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        if tokenizer.model_max_length > 10**12 and isinstance(length, int):  # the library's number for no limit
+            tokenizer.model_max_length = length
+
+
 def save_model(out: Path, save: Callable[[Path], object]) -> None:
     """Write the folder OUT, which is complete or absent, with what `save` writes into it, and its manifest."""
 

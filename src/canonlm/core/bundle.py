@@ -62,6 +62,8 @@ def write_modules(texts: Mapping[str, str], folder: str | PathLike) -> None:
     Path(folder).mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         Path(folder, f"{name}.py").write_text(text, encoding="utf-8")
+    license = Path(__file__).parents[1] / "LICENSE"
+    Path(folder, "LICENSE").write_text(license.read_text(encoding="utf-8"), encoding="utf-8")
 
 
 def flat(path: str) -> str:

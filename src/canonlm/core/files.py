@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a FIFO would wait for a reader
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK
 MANIFEST = "canonlm-manifest.json"
+CARD = "README.md"
 """The manifest of an exported model. Commands that read the model compare the files with it."""
 
 
@@ -163,8 +164,11 @@ class Manifest(BaseModel):
 
 
 def write_manifest(folder: Path) -> None:
-    """Write `MANIFEST`, with the size and sha256 of every file in the folder."""
-    names = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
+    """Write `MANIFEST`, with the size and sha256 of every file in the folder but its card, which is for its owner to
+    edit."""
+    names = sorted(
+        str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file() and file != folder / CARD
+    )
     manifest = Manifest(files={name: Stamp.of(folder / name) for name in names})
     write_text(folder / MANIFEST, manifest.model_dump_json(indent=1) + "\n")
 

@@ -124,7 +124,8 @@ def prepare(
                 remove_leftovers(out)
                 shutil.rmtree(places.work, ignore_errors=True)
             return existing
-        check_key(files, text_key, max_bad)
+        if not (places.work / index.NAME).exists():
+            check_key(files, text_key, max_bad)
         _begin(places, plan, saved)
         place = out.absolute()  # datatrove's file systems resolve a relative path only once
         reader = Reader(place, files, text_key, max_bad)

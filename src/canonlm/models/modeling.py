@@ -101,10 +101,11 @@ class CanonLMPreTrainedModel(PreTrainedModel):
         trust_remote_code=True)` loads it where canonlm is not installed."""
         vars(self.config).pop("auto_map", None)  # of the folder that this model was loaded from
         if self_contained:
+            from canonlm.canonize.canonized_model import NOT_PUSHED
             from canonlm.models.self_contained import write_code
 
             if kwargs.get("push_to_hub"):
-                raise expected("push_to_hub", "a saved folder first (then: hf upload)", True)
+                raise expected("push_to_hub", NOT_PUSHED, True)
             self.config.auto_map = write_code(self.config, save_directory)
         super().save_pretrained(save_directory, *args, **kwargs)
 

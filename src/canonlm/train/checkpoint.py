@@ -190,6 +190,14 @@ def path_of(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}"
 
 
+def newest_step(run: Path) -> int:
+    """The step of the newest undamaged checkpoint of a run. ValueError: there is none."""
+    folder = path_inside(run, "checkpoints")
+    if not steps(folder):
+        raise expected("RUN", "the folder of a run that has saved a checkpoint", str(run))
+    return _newest_complete(folder, _ALONE)
+
+
 def load_model(
     run: Path, step: int | None = None, *, config: RunConfig | None = None, trust_remote_code: bool | None = None
 ) -> LanguageModel:
@@ -207,7 +215,7 @@ def load_model(
     if not saved_steps or not (run / "config.yaml").is_file():
         raise expected("RUN", "the folder of a run that has saved a checkpoint", str(run))
     if step is None:
-        step = _newest_complete(folder, _ALONE)
+        step = newest_step(run)
     elif step not in saved_steps:
         raise expected("--step", f"a step that has a checkpoint ({', '.join(map(str, saved_steps))})", step)
     elif (damage := _damage(folder, step, _ALONE)) is not None:
