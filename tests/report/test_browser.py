@@ -1,6 +1,8 @@
 """The page in a real browser, from disk. Run by `make test-browser`, which installs chromium."""
 
 import json
+import re
+from xml.etree import ElementTree
 
 import pytest
 from browsing import MARKS, errors, load, requested, until
@@ -62,9 +64,36 @@ def test_a_click_on_a_name_acts_on_every_panel(browser, demo):
     assert browser.execute_script(lines) == before - 4 * (3 + 1)
 
 
+def test_charts_and_tables_are_saved_for_a_paper(browser, demo, tmp_path):
+    """As SVG and PNG, on white with the legend even from a dark page; as LaTeX with nothing left that TeX would read."""
+    nasty = r"\input{x} 50% & $a_b^c$ #1 ~{} a−b <c>"
+    write_run(tmp_path / "runs" / "one", arch=nasty, evals=[evaluation(10, {("k", 1): (32, 64)})])
+    browser.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
+    show(browser, write_report(demo), scheme="dark")
+    assert until(lambda: browser.execute_script(DRAWN))
+    browser.execute_script("document.querySelectorAll('#curves-1 ~ .saves button').forEach(each => each.click())")
+    files = {f"curves-1.{kind}" for kind in ("csv", "svg", "png")}
+    assert until(lambda: files <= {file.name for file in tmp_path.iterdir()})
+    svg = (tmp_path / "curves-1.svg").read_text()
+    texts = "".join(ElementTree.fromstring(svg).itertext())
+    assert all(name in texts for name in ("llama+canon", "chance", "4 hops"))
+    assert "rgb(255, 255, 255)" in svg
+    assert (tmp_path / "curves-1.png").read_bytes().startswith(b"\x89PNG")
+    show(browser, write_report(tmp_path / "runs"))
+    latex = browser.execute_script("return latexOf(document.querySelector('table'))")
+    head, _, row, *_ = [line for line in latex.splitlines() if "&" in line or "rule" in line][1:]
+    assert row.startswith(
+        r"\textbackslash{}input\{x\} 50\% \& \$a\_b\textasciicircum{}c\$ \#1 \textasciitilde{}\{\} a$-$b "
+        r"\textless{}c\textgreater{} & "
+    )
+    cells = [len(re.findall(r"(?<!\\)&", line)) for line in (head, row)]
+    assert cells[0] == cells[1] == latex.count("r", latex.index("{l"), latex.index("}", latex.index("{l")))
+    assert errors(browser) == []
+
+
 def test_a_chart_saves_its_points(browser, demo):
     show(browser, write_report(demo))
-    rows = browser.execute_script("return document.querySelector('#curves-1 ~ figcaption .csv').rows()")
+    rows = browser.execute_script("return document.querySelector('#curves-1 ~ .saves .csv').rows()")
     points = [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
     name = "depo-llama-lr0.01-seed1"
     lines = (demo / "runs" / name / "metrics.jsonl").read_text().splitlines()

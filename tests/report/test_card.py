@@ -12,7 +12,7 @@ SLICES = {("k", 1): (60, 64), ("k", 2): (1, 64)}
 
 @pytest.mark.parametrize("arch", ["llama", "a`|`b\n# c\n~~~~\n---"])
 def test_scores_and_settings(tmp_path, arch):
-    evals = [evaluation(5, {key: (0, 64) for key in SLICES}), evaluation(10, SLICES, measures={"kl": 0.25})]
+    evals = [evaluation(5, dict.fromkeys(SLICES, (0, 64))), evaluation(10, SLICES, measures={"kl": 0.25})]
     config = {"on_checkpoint": "send --token secret", "note": "~~~~\n# d"}
     run = load_run(write_run(tmp_path / "run", arch=arch, evals=evals, config=config))
     text = of_run(run, 10, "mine", parameters=1_000_000, tokenizer=False, code=True)

@@ -1,7 +1,7 @@
 """`canonlm canonize`: put Canon layers into a saved decoder that has none."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -79,7 +79,8 @@ def canonize(
 
     def save(folder: Path) -> None:
         (folder / CARD).write_text(card, encoding="utf-8", errors="replace")
-        canonized.save_pretrained(folder, **({"self_contained": True} if self_contained else {}))
+        options: dict[str, Any] = {"self_contained": True} if self_contained else {}
+        canonized.save_pretrained(folder, **options)
         if subject.tokenizer is not None:
             subject.tokenizer.save_pretrained(folder)
 

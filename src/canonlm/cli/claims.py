@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from canonlm.cli import completion, later
+from canonlm.cli.options import Figures
 from canonlm.cli.status import doing, load_torch, say
 from canonlm.core.errors import expected, unknown, writing
 from canonlm.core.files import write_text
@@ -27,11 +28,14 @@ def claims(
     seed_set: Annotated[int, SEED_SET] = 0,
     out: Annotated[Path | None, OUT] = None,
     check_registration: Annotated[bool, CHECK] = False,
+    figures: Figures = None,
 ) -> int:
     """Show the paper's claims and C51: supported (in part), contradicted, undecided or untested, and their runs.
 
     `canonlm replicate` trains the missing runs.
     """
+    if figures is not None:
+        later.figures.check()
     if out is not None and out.suffix not in (".html", ".md"):
         raise expected("--out", "a file that ends in .html or .md", str(out))
     if runs is not None and not any(runs.glob("*.csv")):
@@ -39,7 +43,7 @@ def claims(
     if claim is not None and Path(claim).exists():
         raise expected("ID", "a claim, such as C06 (--runs FOLDER shows the claims by your results)", claim)
     if check_registration:
-        if claim is not None or out is not None or runs is not None:
+        if any(option is not None for option in (claim, out, runs, figures)):
             raise ValueError("--check-registration checks all claims, and takes no other option")
         return _check_registration()
     load_torch()
@@ -50,6 +54,9 @@ def claims(
         if claim.upper() not in by_id:
             raise unknown("claim", claim, by_id)
         entries = [by_id[claim.upper()]]
+    if figures is not None:
+        later.figures.write_figures(later.claims_page.html(entries), figures)
+        say(f"wrote figures, SVG and PDF: {figures}")
     if out is not None:
         with writing("--out", out):
             page = later.claims_page.html if out.suffix == ".html" else later.claims_page.markdown

@@ -27,9 +27,9 @@ def export(
     self_contained: SelfContained = False,
     trust_remote_code: TrustModel = False,
 ) -> int:
-    """Write the model of a run into a folder for `from_pretrained`: safetensors, the tokenizer of its text, a model card.
+    """Write the model of a run into a folder for `from_pretrained`: safetensors, and the tokenizer of its text.
 
-    OUT is complete or absent.
+    README.md is a model card in the format of the Hugging Face Hub, which you may edit. OUT is complete or absent.
     """
     check_new(out)
     if dtype not in DTYPES:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # read by type checkers, and by `__getattr__`
     from canonlm.models import build as models_build
     from canonlm.models import hf_small_configs, interface, names, published, state
     from canonlm.ops import registry, selftest
-    from canonlm.report import card, claims_page, page, prediction_page, profile_page
+    from canonlm.report import card, claims_page, figures, page, prediction_page, profile_page
     from canonlm.report import profile as profile_text
     from canonlm.runs import load as runs_load
     from canonlm.suites import birth_years, generation, load_model, multihop, probe, sampling, task_words

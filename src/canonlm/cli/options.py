@@ -99,6 +99,10 @@ def check_new(out: Path) -> None:
         raise expected("OUT", "a folder that does not exist yet", str(out))
 
 
+Figures = Annotated[
+    Path | None,
+    typer.Option(help="Also write every chart of the page as SVG and PDF into this folder.", metavar="DIR"),
+]
 SelfContained = Annotated[
     bool,
     typer.Option(

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from canonlm.cli import completion, later
-from canonlm.cli.options import Jobs, Match, SeedSet, seed_set_of
+from canonlm.cli.options import Figures, Jobs, Match, SeedSet, seed_set_of
 from canonlm.cli.status import doing, keep_going, load_torch, say
 from canonlm.core.errors import expected, writing
 from canonlm.core.files import make_folder, write_text
@@ -50,6 +50,7 @@ def profile(
     out: Annotated[Path, OUT] = Path("runs/profile"),
     jobs: Jobs = 2,
     dry_run: Annotated[bool, DRY_RUN] = False,
+    figures: Figures = None,
 ) -> int:
     """Is my architecture better, at what, and how sure is that? Trains small models on six tasks and writes one page.
 
@@ -62,6 +63,8 @@ def profile(
             raise ValueError(f'canonlm profile takes no settings, got "{text}"; `canonlm play` does')
     if jobs < 1:
         raise expected("--jobs", "an integer >= 1", jobs)
+    if figures is not None:
+        later.figures.check()
     keep_going()
     load_torch()
     requested = [part.strip() for part in tasks.split(",")] if tasks else []
@@ -89,6 +92,9 @@ def profile(
     words = later.profile_text
     say("\n".join([*words.headlines(shown), *words.verdicts(shown), *words.noise(shown)]))
     say(f"wrote {following.page}")
+    if figures is not None:
+        later.figures.write_figures(following.page.read_text("utf-8"), figures)
+        say(f"wrote figures, SVG and PDF: {figures}")
     failed = sorted(run for run, outcome in following.outcomes.items() if outcome is None)
     for run in failed:
         say(f"failed: {run}; {out / 'leases' / f'{run}.failures.json'} says why")

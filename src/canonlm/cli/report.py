@@ -10,8 +10,10 @@ import typer
 from rich.console import Console
 
 from canonlm.cli.live import follow_folders
+from canonlm.cli.options import Figures
 from canonlm.cli.status import doing, say, wide_console
 from canonlm.core.errors import expected, writing
+from canonlm.report import figures as figures_of_page
 from canonlm.report import load_play
 from canonlm.report.page import place_of, write_page
 from canonlm.report.table import tables
@@ -31,6 +33,7 @@ def report(
     out: Annotated[Path | None, OUT] = None,
     table: Annotated[bool, TABLE] = False,
     watch: Annotated[bool, WATCH] = False,
+    figures: Figures = None,
 ) -> int:
     """Report runs: tables on the terminal, and one HTML page that needs no network.
 
@@ -39,28 +42,37 @@ def report(
     """
     if table and out is not None:
         raise ValueError("--out cannot be used with --table, which writes no page")
+    if figures is not None:
+        if table:
+            raise ValueError("--figures cannot be used with --table, which writes no page")
+        figures_of_page.check()
     if out is not None and not out.parent.is_dir():
         raise expected("--out", "a file in a folder that exists", str(out))
     finished = True
     if watch:
         finished = follow_folders(folders, _console())
-    show(folders, out, page=not table)
+    show(folders, out, page=not table, figures=figures)
     return 0 if finished else 130
 
 
-def show(folders: Path | Sequence[Path], out: Path | None = None, page: bool = True) -> None:
+def show(
+    folders: Path | Sequence[Path], out: Path | None = None, page: bool = True, figures: Path | None = None
+) -> None:
     with doing("reading the runs"):
         play = load_play(folders)
     place = place_of(folders, out)
     if page:  # before anything is printed: the reader of the tables may close the pipe
         with doing("writing the page"), writing("--out", place, "file"):
             write_page(play, place)
+            drawn = [] if figures is None else figures_of_page.write_figures(place.read_text("utf-8"), figures)
     console = _console()
     for table in tables(play):
         console.print(table)
         console.print()
     if page:
         say(f"report: {place}")
+        if drawn:
+            say(f"{len(drawn)} figures, SVG and PDF: {figures}")
 
 
 def _console() -> Console:

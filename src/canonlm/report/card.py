@@ -8,7 +8,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from canonlm.report.format import count_of, number, percent, quantity, shown, span
+from canonlm.report.format import count_of, percent, quantity, shown, span
 from canonlm.runs.folder import to_yaml
 from canonlm.runs.load import Run
 from canonlm.runs.rows import Evaluation, one_line
@@ -57,8 +57,9 @@ def of_canonized(name: str, host: str, sites: str, *, parameters: int, added: in
         library_name="transformers", pipeline_tag="text-generation", tags=["canonlm"], base_model=on_hub,
         base_model_relation="finetune" if on_hub else None,
     )  # fmt: skip
+    base = _code(on_hub or host.rstrip("/").rpartition("/")[2])
     body = [
-        f"{_code(on_hub or host.rstrip('/').rpartition('/')[2])} with Canon layers at {_code(sites)}, put in by canonlm: "
+        f"{base} with Canon layers at {_code(sites)}, put in by canonlm: "
         f"{added:,} of its {parameters:,} parameters. It has not been trained since.",
         "## Use it\n\n" + _loading(name, code=code, tokenizer=tokenizer),
         f"## Licence\n\nThe licence of the model without Canon layers applies. {WEIGHTS}",
@@ -106,16 +107,14 @@ def _data(run: Run) -> str:
 
 
 def _training(run: Run, step: int) -> list[list[str]]:
-    groups = [group if isinstance(group := run.config.get(key), Mapping) else {} for key in ("train", "data")]
-    train, data = groups
-    optim = train.get("optim") if isinstance(train.get("optim"), Mapping) else {}
+    train, data = _group(run.config, "train"), _group(run.config, "data")
     tokens = [value for value in (train.get("batch_size"), data.get("seq_len")) if isinstance(value, int)]
     facts = {
         "steps": f"{step:,}" + (f" of {run.steps:,}" if run.steps and run.steps != step else ""),
         "tokens": f"{step * tokens[0] * tokens[1]:,}" if len(tokens) == 2 else None,
         "batch": f"{tokens[0]:,} windows of {tokens[1]:,} tokens" if len(tokens) == 2 else None,
         "learning rate": f"{run.lr:g}",
-        "schedule": optim.get("schedule"),
+        "schedule": _group(train, "optim").get("schedule"),
         "precision": train.get("precision"),
         "seed": run.seed,
         "machine": run.env.get("machine"),
@@ -126,13 +125,16 @@ def _training(run: Run, step: int) -> list[list[str]]:
 
 def _recipe(config: Mapping[str, Any]) -> str:
     """The settings, without commands, and the places of texts on the machine that trained."""
-    text = config.get("text")
-    if isinstance(text, Mapping):
-        sources = text.get("sources") if isinstance(text.get("sources"), Mapping) else {}
-        config = {**config, "text": {"sources": {name: {"weight": getattr(each, "get", {}.get)("weight")}
-                                                 for name, each in sources.items()}}}  # fmt: skip
+    if sources := _group(_group(config, "text"), "sources"):
+        weights = {name: {"weight": _group(sources, name).get("weight")} for name in sources}
+        config = {**config, "text": {"sources": weights}}
     kept = {key: value for key, value in config.items() if value is not None and key not in LEFT_OUT}
     return to_yaml(kept).replace("~~~", "")
+
+
+def _group(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    group = config.get(key)
+    return group if isinstance(group, Mapping) else {}
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:

@@ -155,12 +155,47 @@ function drawChart(box, chart) {
   const traces = chart.series.map(one => traceOf(one, off));
   Plotly.react(box, traces, layoutOf(chart, width), {displaylogo: false, displayModeBar: false});
   legend(box, chart, off);
+  box.saves ??= make("p", {class: "saves screen"}, box.csv, " ", imageOf(box, "SVG"), " ", imageOf(box, "PNG"));
+  if (!box.saves.isConnected) box.after(box.saves);
   if (chart.highlight && !box.listens) {
     box.listens = true;
     const show = run =>
       Plotly.restyle(box, {opacity: box.data.map(trace => (run === null || trace.meta[0] === run ? 1 : 0.15))});
     box.on("plotly_hover", event => show(event.points[0].data.meta[0]));
     box.on("plotly_unhover", () => show(null));
+  }
+}
+
+// -- images -----------------------------------------------------------------------------------------------------------
+
+const IMAGE_WIDTH = 720;
+
+// A button that saves the chart as it is now, but on white paper and with its legend.
+function imageOf(box, kind) {
+  const onclick = async () => {
+    const format = kind.toLowerCase();
+    const figure = figureOf(charts.get(box)(), box.off);
+    const image = await Plotly.toImage(figure, {format, width: null, height: null, scale: kind === "PNG" ? 3 : 1});
+    savedFrom(image, `${box.id || "chart"}.${format}`);
+  };
+  return make("button", {type: "button", class: "csv", onclick}, kind);
+}
+
+function figureOf(chart, off) {
+  const wasPrinting = printing;
+  printing = true; // the colours of a light page
+  try {
+    const [data, layout] = [chart.series.map(one => traceOf(one, off)), layoutOf(chart, IMAGE_WIDTH)];
+    const named = [...namesOf(chart).values()];
+    chart.series.forEach((one, i) => (data[i].showlegend = named.includes(one) && !off.has(one.name)));
+    const tall = 22 * Math.ceil(named.reduce((sum, one) => sum + 60 + 7 * one.name.length, 0) / IMAGE_WIDTH);
+    layout.legend = {orientation: "h", x: 0, y: 1, yref: "container", yanchor: "top", font: {size: 12}};
+    layout.margin.t += tall + 8;
+    layout.height += tall + 8;
+    layout.showlegend = true;
+    return {data, layout};
+  } finally {
+    printing = wasPrinting;
   }
 }
 
@@ -182,12 +217,18 @@ const GLYPHS = {
   "line-ew-open": "–",
 };
 
-// A click on a name hides it in every panel, or shows it again.
-function legend(box, chart, off) {
+// The series that stands for each name, reference lines last.
+function namesOf(chart) {
   const entries = new Map();
   const levels = [...chart.series].sort((a, b) => (a.kind === "level") - (b.kind === "level"));
   for (const one of levels)
     if (!one.unnamed && (!entries.has(one.name) || one.kind === "bold")) entries.set(one.name, one);
+  return entries;
+}
+
+// A click on a name hides it in every panel, or shows it again.
+function legend(box, chart, off) {
+  const entries = namesOf(chart);
   const bar = (box.legend ??= make("p", {class: "legend"}));
   if (!bar.isConnected) box.before(bar);
   const buttonOf = ([name, one]) => {

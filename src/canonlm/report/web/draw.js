@@ -36,8 +36,39 @@ function table(box, head, rows, marks = []) {
   const body = rows.map(([first, ...others], i) =>
     make("tr", {class: marks[i] || null}, headOf(first, "row"), ...others.map(of => cellOf(of, "td"))),
   );
-  box.replaceChildren(make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...body));
+  box.replaceChildren(savesOf(box), make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...body));
   return box;
+}
+
+// Below a table: what it shows now, as files.
+function savesOf(box) {
+  const name = box.id || "table";
+  const textOf = ([text, small]) => (small ? `${text} (${small})` : text);
+  const csv = saving(`${name}.csv`, () => textsOf(box).map(row => row.map(textOf)));
+  const tex = make("button", {type: "button", class: "csv", onclick: () => save(`${name}.tex`, latexOf(box))}, "LaTeX");
+  return make("caption", {class: "saves screen"}, csv, " ", tex);
+}
+
+// The cells of a table, each its text and the small print below it.
+const textsOf = box => [...box.rows].map(row => [...row.cells].map(textsIn));
+function textsIn(cell) {
+  const nodes = Object.groupBy([...cell.childNodes], node => (node.nodeName === "SMALL" ? "small" : "text"));
+  return ["text", "small"].map(key => (nodes[key] ?? []).map(node => node.textContent.trim()).join(" "));
+}
+
+const IN_LATEX = {
+  "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "<": "\\textless{}", ">": "\\textgreater{}",
+  "−": "$-$", "±": "$\\pm$", "×": "$\\times$", "→": "$\\to$", "≤": "$\\leq$", "≥": "$\\geq$", "≈": "$\\approx$", "…": "\\dots{}",
+};
+const inLatex = text =>
+  text.replace(/[\\~^<>−±×→≤≥≈…&%$#_{}]/g, sign => IN_LATEX[sign] ?? `\\${sign}`).replace(/\s+/g, " ");
+
+// A tabular with the rules of the package booktabs; small print stands behind its number, in parentheses.
+function latexOf(box) {
+  const cellIn = ([text, small]) => inLatex(text) + (small ? ` {\\scriptsize (${inLatex(small)})}` : "");
+  const [head, ...others] = textsOf(box).map(row => `${row.map(cellIn).join(" & ")} \\\\`);
+  const begin = ["% \\usepackage{booktabs}", `\\begin{tabular}{l${"r".repeat(box.rows[0].cells.length - 1)}}`, "\\toprule"];
+  return [...begin, head, "\\midrule", ...others, "\\bottomrule", "\\end{tabular}", ""].join("\n");
 }
 
 // Not Math.min(...values): the number of arguments is limited.
@@ -91,13 +122,15 @@ const quoted = value => {
 };
 const csvOf = rows => rows.map(row => row.map(quoted).join(",") + "\n").join("");
 
+const savedFrom = (href, name) => make("a", {href, download: name}).click();
+
 function save(name, text) {
-  const url = URL.createObjectURL(new Blob([text], {type: "text/csv"}));
-  make("a", {href: url, download: name}).click();
+  const url = URL.createObjectURL(new Blob([text], {type: "text/plain"}));
+  savedFrom(url, name);
   setTimeout(() => URL.revokeObjectURL(url), 1000);
 }
 
-function saving(name, rows, button = make("button", {type: "button", class: "csv screen"}, "Download CSV")) {
+function saving(name, rows, button = make("button", {type: "button", class: "csv screen"}, "CSV")) {
   button.rows = rows;
   button.onclick = () => save(name, csvOf(rows()));
   return button;

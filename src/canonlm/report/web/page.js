@@ -12,8 +12,8 @@ const BLOCKS = {
   chart: chart => {
     const box = make("div", {class: "chart", id: chart.id, role: "img", "aria-label": chart.caption});
     charts.set(box, () => chart);
-    const save = saving(`${chart.id}.csv`, () => pointsOf(chart));
-    return make("figure", {}, box, make("figcaption", {}, chart.caption, " ", save));
+    box.csv = saving(`${chart.id}.csv`, () => pointsOf(chart));
+    return make("figure", {}, box, make("figcaption", {}, chart.caption));
   },
   fold: ({title, blocks, open}) => {
     const fold = make("details", {open}, make("summary", {}, title), ...built(blocks));

@@ -1,0 +1,60 @@
+"""Charts as SVG and PDF, read back: every name, and the points where the numbers are."""
+
+import re
+import sys
+from xml.etree import ElementTree
+
+import pytest
+
+from canonlm.cli import main
+
+pytest.importorskip("matplotlib")
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def svgs(folder):
+    return {file.stem: ElementTree.fromstring(file.read_text()) for file in folder.glob("*.svg")}
+
+
+def test_every_chart_of_every_task(every_task, tmp_path, capsys):
+    command = ["report", str(every_task), "--out", str(tmp_path / "page.html"), "--figures"]
+    for name in ("a", "b"):
+        assert main([*command, str(tmp_path / name)]) == 0
+    assert "figures, SVG and PDF: " in capsys.readouterr().out
+    charts = set(re.findall(r'"chart": \{"id": "([^"]+)"', (tmp_path / "page.html").read_text()))
+    assert len(charts) == 7 + 7 + 6
+    files = {file.name: file.read_bytes() for file in (tmp_path / "a").iterdir()}
+    assert set(files) == {f"{name}.{kind}" for name in charts for kind in ("svg", "pdf")}
+    assert files == {file.name: file.read_bytes() for file in (tmp_path / "b").iterdir()}  # no dates, no random names
+    assert all(content.startswith(b"%PDF-") for name, content in files.items() if name.endswith("pdf"))
+    for name, root in svgs(tmp_path / "a").items():
+        texts = {text.text for text in root.iter(f"{SVG}text")}
+        assert any("llama+canon" in str(text) for text in texts), name
+
+
+def test_points_are_where_the_numbers_are(run_folder, tmp_path):
+    """The heights of a chart's points are a linear function of its accuracies."""
+    from folders import evaluation
+
+    rights = [0, 16, 40, 64]
+    evals = [evaluation(10 * (i + 1), {("k", 1): (right, 64)}) for i, right in enumerate(rights)]
+    run_folder("one", evals=evals, arch="llama$^2$")  # not mathematics
+    assert main(["report", str(tmp_path / "runs"), "--figures", str(tmp_path / "figures")]) == 0
+    root = svgs(tmp_path / "figures")["curves-0"]
+    assert "llama$^2$" in {text.text for text in root.iter(f"{SVG}text")}
+    lines = [[tuple(map(float, point)) for point in re.findall(r"[ML] ([\d.]+) ([\d.]+)", path.get("d", ""))]
+             for path in root.iter(f"{SVG}path")]  # fmt: skip
+    [line] = {tuple(line) for line in lines if len(line) == 4 and len({x for x, _ in line}) == 4}
+    (_, low), *middle, (_, high) = line
+    for right, (_, y) in zip(rights[1:-1], middle, strict=True):
+        assert (low - y) / (low - high) == pytest.approx(right / 64, abs=1e-3)
+
+
+def test_without_matplotlib_it_is_one_line(demo, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr("canonlm.report.figures.find_spec", lambda name: None)
+    for command in (["report", str(demo)], ["claims"], ["profile", "llama"]):
+        assert main([*command, "--figures", str(tmp_path / "figures")]) == 2
+        message = 'canonlm: --figures needs the package matplotlib: pip install "canonlm[figures]"\n'
+        assert capsys.readouterr().err == message
+    assert not (tmp_path / "figures").exists()
