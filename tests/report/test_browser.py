@@ -65,7 +65,7 @@ def test_a_click_on_a_name_acts_on_every_panel(browser, demo):
 
 
 def test_charts_and_tables_are_saved_for_a_paper(browser, demo, tmp_path):
-    """As SVG and PNG, on white with the legend even from a dark page; as LaTeX with nothing left that TeX would read."""
+    """As SVG and PNG, on white with the legend even from a dark page; as LaTeX, with nothing that TeX would read."""
     nasty = r"\input{x} 50% & $a_b^c$ #1 ~{} a−b <c>"
     write_run(tmp_path / "runs" / "one", arch=nasty, evals=[evaluation(10, {("k", 1): (32, 64)})])
     browser.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
@@ -79,7 +79,7 @@ def test_charts_and_tables_are_saved_for_a_paper(browser, demo, tmp_path):
     assert all(name in texts for name in ("llama+canon", "chance", "4 hops"))
     assert "rgb(255, 255, 255)" in svg
     assert (tmp_path / "curves-1.png").read_bytes().startswith(b"\x89PNG")
-    show(browser, write_report(tmp_path / "runs"))
+    load(browser, write_report(tmp_path / "runs"))
     latex = browser.execute_script("return latexOf(document.querySelector('table'))")
     head, _, row, *_ = [line for line in latex.splitlines() if "&" in line or "rule" in line][1:]
     assert row.startswith(

@@ -18,8 +18,8 @@ def test_scores_and_settings(tmp_path, arch):
     text = of_run(run, 10, "mine", parameters=1_000_000, tokenizer=False, code=True)
     (tmp_path / "README.md").write_text(text)
     data = ModelCardData(**metadata_load(tmp_path / "README.md"))
-    found = [(each.metric_type, each.metric_value) for each in data.eval_results]
-    assert found == [("accuracy", 60 / 64), ("accuracy", 1 / 64), ("kl", 0.25)]
+    scores = [(each.metric_type, each.metric_value) for each in data.eval_results]
+    assert scores == [("accuracy", 60 / 64), ("accuracy", 1 / 64), ("kl", 0.25)]
     [row] = [line for line in text.splitlines() if line.startswith("| `1 hop` |")]
     low, high = (float(end.strip("% ")) for end in row.split("|")[3].split("–"))
     assert low < 93.75 < high < 100

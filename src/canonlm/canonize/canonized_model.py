@@ -229,8 +229,8 @@ def _write_code(folder: Any) -> None:
     if IS_OURS:
         write_modules(flat_modules(ENTRIES.values()), folder)
     else:
-        here = Path(__file__).parent
-        for file in [*here.glob("[!_]*.py"), *here.glob("LICENSE")]:
+        folder_of_code = Path(__file__).parent
+        for file in [*folder_of_code.glob("[!_]*.py"), *folder_of_code.glob("LICENSE")]:
             shutil.copy(file, folder)
 
 

@@ -109,7 +109,9 @@ def _series(
     axes: Any, one: Mapping[str, Any], looks: Mapping[str, Any], words: list[Any] | None, shift: float, width: float
 ) -> Any:
     """Draw a series; returns what stands for it in the legend. words: of the x axis. shift, width: of bars."""
-    look = {"color": "#59636e", "dash": "solid", "symbol": "circle", "pattern": ""} | looks.get(one.get("look"), {})
+    look = {"color": "#59636e", "dash": "solid", "symbol": "circle", "pattern": ""} | looks.get(
+        str(one.get("look")), {}
+    )
     look |= one.get("style") or {}
     kind, color = one["kind"], look["color"] if isinstance(look["color"], str) else look["color"][0]
     x = [words.index(value) + shift for value in one["x"]] if words else _numbers(one["x"])
