@@ -46,21 +46,28 @@ def write_figures(html: str, folder: Path) -> list[Path]:
     """Write each chart of a page of ours as NAME.svg and NAME.pdf; returns the files. The same page gives the same
     bytes. ValueError: no matplotlib, or a folder that cannot be written."""
     check()
+    files = []
+    with writing("--figures", folder):
+        make_folder(folder)
+        for name, _, figure in drawn(html):
+            for kind, metadata in (("svg", {"Date": None}), ("pdf", {"CreationDate": None})):
+                files.append(folder / f"{name}.{kind}")
+                figure.savefig(buffer := BytesIO(), format=kind, metadata=metadata)
+                write_bytes(files[-1], buffer.getvalue())
+    return files
+
+
+def drawn(html: str) -> Iterator[tuple[str, dict[str, Any], Any]]:
+    """The charts of a page: name, data, and the figure of matplotlib."""
     import matplotlib
     from matplotlib.figure import Figure
 
     data = json.loads(html.partition('id="page-data">')[2].partition("</script>")[0])
-    files = []
-    with writing("--figures", folder), matplotlib.rc_context(STYLE):
-        make_folder(folder)
-        for chart in _charts(data["blocks"]):
+    for chart in _charts(data["blocks"]):
+        with matplotlib.rc_context(STYLE):
             figure = Figure(layout="constrained")
             _draw(figure, chart, data["looks"])
-            for kind, metadata in (("svg", {"Date": None}), ("pdf", {"CreationDate": None})):
-                files.append(folder / f"{chart['id']}.{kind}")
-                figure.savefig(buffer := BytesIO(), format=kind, metadata=metadata)
-                write_bytes(files[-1], buffer.getvalue())
-    return files
+            yield chart["id"], chart, figure
 
 
 def _charts(blocks: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
