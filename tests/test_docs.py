@@ -74,7 +74,7 @@ def test_commands_are_accepted(command, tmp_path, monkeypatch):
 
 def test_the_notice_has_every_file_that_is_not_code():
     listed = subprocess.run(["git", "ls-files", "src/canonlm"], cwd=ROOT, capture_output=True, text=True, check=True)
-    patterns = re.findall(r"^\S.*/\S*$", (ROOT / "NOTICE").read_text(), re.MULTILINE)
+    patterns = re.findall(r"^\S+/\S+(?:, \S+/\S+)*$", (ROOT / "NOTICE").read_text(), re.MULTILINE)
     patterns = [pattern for line in patterns for pattern in line.split(", ")]
     files = [Path(path).relative_to("src/canonlm") for path in listed.stdout.splitlines()]
     data = {file for file in files if file.suffix not in ("", ".py", ".md", ".typed")}
