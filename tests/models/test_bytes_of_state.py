@@ -21,6 +21,8 @@ OURS = {
     "llama+canon": (0, 64 + 3 * 64 + 64 + 2 * 170, 2 * 64),
     "llama{num_key_value_heads=1}+canon=AB": (0, 64 + 64 + 16 + 16, 2 * 16),
     "llama+canon=CO+mlp=standard": (0, 64 + 64, 2 * 64),
+    "mla": (0, 0, 4 * 16 + 8),
+    "mla{kv_lora_rank=20}+canon=B+rope=0": (0, 4 * 16 + 20, 20),
     "gla5": (2 * 32 * 64, 64 + 64 + 128, 0),
     "gla5-conv": (2 * 32 * 64, 0, 0),
     "gla5{num_heads=4}+canon=AC": (4 * 16 * 32, 64 + 64 + 64 + 64 + 128, 0),

@@ -109,6 +109,8 @@ def assert_same(got, expected):
             r"^rope_parameters\.partial_rotary_factor: expected 1, or rope_dim, .*, got 0\.5$",
         ),
         ({"attention_chunk_size": 4096}, r"^attention_chunk_size: expected no such setting: .*, got 4096$"),
+        ({"mixers": ["mla"], "qk_norm": True}, r"^qk_norm: expected false with mla, .*, got True$"),
+        ({"mixers": ["mla"], "rope_heads": 2}, r"^rope_heads: expected all heads with mla, .*, got 2$"),
         ({"sliding_window": 1}, r"^sliding_window: expected an integer >= 2, got 1$"),
         ({"sliding_window": 8, "alibi": "hard"}, r"^sliding_window: expected none with alibi, .*, got 8$"),
         ({"attention_sink": True, "mixers": ["gdn"]}, r"^attention_sink: expected an attention layer .*, got True$"),

@@ -41,6 +41,12 @@ MODELS |= {
     "hard-alibi": {"alibi": "hard", "canon_set": "ABCD"},
     "hybrid-alibi": {**RECURRENT["hybrid"], "alibi": "alibi"},
     "rope-heads": {"rope_heads": 2, "rope_dim": 4},
+    "mla": {"mixers": ["mla"], "attention_gate": True},
+    "mla+options": {
+        **{"mixers": ["mla"], "mixer_options": {"mla": {"q_lora_rank": 6, "kv_lora_rank": 5, "v_head_dim": 6}}},
+        **{"canon_set": "ABCD", "sliding_window": 4, "attention_sink": True},
+    },
+    "hybrid-mla": {"mixers": ["gdn", "mla", "attention"], "num_hidden_layers": 3, "canon_sets": ["b", "B", "A"]},
     "gate+sink": {"attention_gate": True, "attention_sink": True, "canon_set": "B"},
     "window": {"sliding_window": 5},
     "window+sink+ABCD": {"sliding_window": 4, "attention_sink": True, "canon_set": "ABCD"},

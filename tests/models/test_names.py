@@ -147,6 +147,7 @@ GENERAL = {
 OPTIONS = {
     "gla": {"num_heads": st.sampled_from([2, 4]), "clamp_min": st.sampled_from([None, -0.5])},
     "gdn": {"key_head_dim": st.sampled_from([8, 96]), "output_gate_rank": st.sampled_from([None, 4])},
+    "mla": {"q_lora_rank": st.sampled_from([None, 8]), "v_head_dim": st.sampled_from([8, 16])},
     "mamba2": {"state_size": st.sampled_from([64, 128]), "n_groups": st.sampled_from([1, 2])},
     "retention": {"output_gate": st.booleans()},
 }
@@ -159,10 +160,12 @@ def configs(draw):
     embedding = draw(st.sampled_from(["", "E", "E:smear"]))
     sets = []
     for mixer in mixers:
-        short_conv = "b" * (mixer != "attention" and draw(st.booleans()))
-        sets.append(",".join(filter(None, [embedding, draw(LETTERS if mixer == "mamba2" else SITES), short_conv])))
+        short_conv = "b" * (MIXERS[mixer].takes_short_conv and draw(st.booleans()))
+        sets.append(",".join(filter(None, [embedding, draw(SITES if MIXERS[mixer].has_qkv else LETTERS), short_conv])))
     fields = {key: draw(values) for key, values in GENERAL.items() if draw(st.booleans())}
-    if "attention" not in mixers:
+    if "mla" in mixers:
+        fields = {key: value for key, value in fields.items() if key not in ("qk_norm", "rope_heads")}
+    if not any(MIXERS[mixer].attends for mixer in mixers):
         fields = {key: value for key, value in fields.items() if not key.startswith("attention")}
     if any(":" in sites for sites in sets):  # variants that exclude others
         fields = {key: value for key, value in fields.items() if not key.startswith("canon")}
@@ -191,7 +194,7 @@ def test_a_name_determines_everything_but_sizes(config):
     ignored = {
         "canon_set",
         "canon_sets",
-        *(() if "attention" in config.mixers else FIELD_GROUPS["attention"]),
+        *(() if config.attends else FIELD_GROUPS["attention"]),
     }
     different = {key: (getattr(config, key), getattr(again, key)) for key in FIELDS if key not in ignored
                  if getattr(config, key) != getattr(again, key)}  # fmt: skip
@@ -213,6 +216,7 @@ def test_a_name_determines_everything_but_sizes(config):
             "llama+alibi",
             "llama+canon=A+gate+sink+window=512",
             "gdn2.llama+sink",
+            "mla{kv_lora_rank=64}.gla5+rope=0",
         ),
         *("gla5", "gla5-conv+canon", "gla", "gdn+canon", "gdn-conv", "mamba2-4.1+canon", "gdn2.gdn2.llama"),
         *(

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import math
 import sys
 from dataclasses import asdict
 from typing import Any, ClassVar
@@ -214,7 +215,9 @@ class CanonLMConfig(PreTrainedConfig):
         if self.alibi is not None:
             check_choice(self, "alibi", ALIBI)
         if self.rope_dim is None:
-            self.rope_dim = self.head_dim if self.alibi is None else 0
+            share = max((MIXERS[mixer].rope_share for mixer in self.mixers if MIXERS[mixer].attends), default=1.0)
+            width = self.head_dim if share == 1 else 2 * math.ceil(share * self.head_dim / 2)
+            self.rope_dim = width if self.alibi is None else 0
         if not isinstance(self.rope_dim, int) or self.rope_dim % 2 or not 0 <= self.rope_dim <= self.head_dim:
             what = f"an even number from 0 (no positions) to head_dim = {self.head_dim}"
             raise expected("rope_dim", what, self.rope_dim)
@@ -261,6 +264,7 @@ class CanonLMConfig(PreTrainedConfig):
                 raise InvalidSetting(f"mixer_options.{mixer}.{error.key}", f"mixer_options.{mixer}.{error}") from None
             if known:
                 self.mixer_options[mixer] = asdict(complete)
+            MIXERS[mixer].check(self)
 
     def _settle_mlp(self) -> None:
         check_choice(self, "mlp", MLPS)

@@ -39,7 +39,7 @@ def needs_no_mask(config: "CanonLMConfig", x_BTD: Tensor, training: bool) -> boo
     if "flash" in kernel:
         return True
     plain = config.alibi is None and not config.attention_sink and config.sliding_window is None
-    plain = plain and not (training and config.attention_dropout)
+    plain = plain and "mla" not in config.mixers and not (training and config.attention_dropout)
     return kernel == "sdpa" and plain and takes(x_BTD, config.head_dim)
 
 

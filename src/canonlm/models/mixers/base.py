@@ -53,6 +53,7 @@ class Mixer(nn.Module):
     name: ClassVar[str]  # in `CanonLMConfig.mixers`; set by `register`
     attribute: ClassVar[str] = "mixer"  # the mixer's name in its layer: part of parameters' names
     recurrent: ClassVar[bool] = True  # keeps a state that cannot be rewound
+    rope_share: ClassVar[float] = 1.0  # of `head_dim`: the default of `rope_dim`
     attends: ClassVar[bool] = False  # weighs all tokens by a softmax: reads masks, positions and `GROUPS["attention"]`
     takes_short_conv: ClassVar[bool] = True  # has a place for site b
     has_qkv: ClassVar[bool] = True  # its projections are queries, keys and values: sites Q, K and V can differ
@@ -78,6 +79,10 @@ class Mixer(nn.Module):
                 self.add_module(f"canon{OF_MIXER}_{name}", canon)
 
     __repr__ = by_projection
+
+    @classmethod
+    def check(cls, config: "CanonLMConfig") -> None:
+        """InvalidSetting for a field of the configuration that does not go with this mixer."""
 
     @classmethod
     def flops(cls, config: "CanonLMConfig", seq_len: int) -> float:

@@ -1,0 +1,156 @@
+"""Multi-head latent attention: keys and values of all heads are made from one short vector per token, the latent.
+
+    c_t = norm(W_c x_t),    r_t = R_t W_r x_t,    [k_th; v_th] = W_b,h c_t,    [q_th; p_th] = W_q,h x_t
+    y_th = sum_{s <= t} softmax_s((q_th . k_sh + (R_t p_th) . r_s) / sqrt(N + P)) v_sh,    out_t = W_o y_t
+
+R_t rotates by the position t. DeepSeek-V2 (arXiv 2405.04434), Eq. 9 to 19; with `q_lora_rank`, W_q has two factors and
+a norm between them. Decoding keeps c and r only. In a step of one token W_b moves to the query and to the output
+(Section 2.1.2): scores are (W_k,h^T q_th) . c_s, and values are W_v,h sum_s p_ths c_s.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache
+
+from canonlm.canon.layer import untouched
+from canonlm.canon.sites import OF_MIXER
+from canonlm.core.errors import expected
+from canonlm.models.apply_canon import Slot, run_site
+from canonlm.models.cache import Layout, keep_last
+from canonlm.models.mixers.attention import Attention, mean_reach
+from canonlm.models.mixers.base import DERIVED, Architecture, Mixer, Options, register
+from canonlm.models.norm import RMSNorm
+from canonlm.models.positions import rotate
+
+if TYPE_CHECKING:
+    from canonlm.models.config import CanonLMConfig
+
+
+@dataclass
+class LatentOptions(Options):
+    """`kv_lora_rank`: of the latent (default: 4 * head_dim). `q_lora_rank`: of the queries' projection (None: full).
+    `qk_nope_head_dim`, `v_head_dim`: of a head's keys and values (default: head_dim). Keys have `rope_dim` more."""
+
+    kv_lora_rank: int = DERIVED
+    q_lora_rank: int | None = None
+    qk_nope_head_dim: int = DERIVED
+    v_head_dim: int = DERIVED
+
+    def complete(self, config: "CanonLMConfig") -> None:
+        self.kv_lora_rank = 4 * config.head_dim if self.kv_lora_rank is None else self.kv_lora_rank
+        self.qk_nope_head_dim = config.head_dim if self.qk_nope_head_dim is None else self.qk_nope_head_dim
+        self.v_head_dim = config.head_dim if self.v_head_dim is None else self.v_head_dim
+        self.check_positive("kv_lora_rank", "qk_nope_head_dim", "v_head_dim")
+        if self.q_lora_rank is not None:
+            self.check_positive("q_lora_rank")
+
+
+@register("mla")
+class LatentAttention(Attention):
+    """Named as DeepSeek-V3's, whose `kv_a_proj_with_mqa` is `kv_a_proj` and `k_rope_proj` in one."""
+
+    Options = LatentOptions
+    has_qkv = False
+    rope_share = 0.5
+    architectures: ClassVar = {
+        "mla": Architecture(
+            "multi-head latent attention (arXiv 2405.04434): a short vector for keys and values of all heads"
+        )
+    }
+    tensor_parallel: ClassVar = {}
+
+    def __init__(self, config: "CanonLMConfig", layer_idx: int) -> None:
+        Mixer.__init__(self, config, layer_idx)
+        o, hidden, bias = config.options(layer_idx), config.hidden_size, config.attention_bias
+        heads = config.num_attention_heads
+        self.key_dim, self.value_dim, self.rope_dim = o.qk_nope_head_dim, o.v_head_dim, config.rope_dim
+        self.scaling, self.num_key_value_groups = (self.key_dim + self.rope_dim) ** -0.5, 1
+        q_size = heads * (self.key_dim + self.rope_dim)
+        if o.q_lora_rank is None:
+            self.q_proj = nn.Linear(hidden, q_size, bias=False)
+        else:
+            self.q_a_proj = nn.Linear(hidden, o.q_lora_rank, bias=bias)
+            self.q_a_layernorm = RMSNorm(o.q_lora_rank, config.rms_norm_eps)
+            self.q_b_proj = nn.Linear(o.q_lora_rank, q_size, bias=False)
+        self.kv_a_proj = nn.Linear(hidden, o.kv_lora_rank, bias=bias)
+        self.kv_a_layernorm = RMSNorm(o.kv_lora_rank, config.rms_norm_eps)
+        self.kv_b_proj = nn.Linear(o.kv_lora_rank, heads * (self.key_dim + self.value_dim), bias=False)
+        self.o_proj = nn.Linear(heads * self.value_dim, hidden, bias=bias)
+        canons = {"q": q_size, "latent": o.kv_lora_rank}
+        if self.rope_dim:
+            self.k_rope_proj = nn.Linear(hidden, self.rope_dim, bias=bias)
+            canons["rope"] = self.rope_dim
+        self.add_options(heads * self.value_dim)
+        self.state_idx = self.sites.find(OF_MIXER)
+        self.add_canons(canons)
+
+    @classmethod
+    def check(cls, config: "CanonLMConfig") -> None:
+        if config.qk_norm:
+            raise expected("qk_norm", "false with mla, which normalises its latents", True)
+        if config.rope_heads != config.num_attention_heads:
+            raise expected("rope_heads", "all heads with mla, where they share the rotated key", config.rope_heads)
+
+    @classmethod
+    def flops(cls, config: "CanonLMConfig", seq_len: int) -> float:
+        o = config.options_of(cls)
+        widths = o.qk_nope_head_dim + config.rope_dim + o.v_head_dim
+        return 2 * config.num_attention_heads * widths * mean_reach(config, seq_len)
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        layout: Layout,
+        attention_mask: Tensor | None,
+        rotary: tuple[Tensor, Tensor] | None,
+        past_key_values: Cache | None = None,
+        **kwargs,
+    ) -> tuple[Tensor, Tensor | None]:
+        full = hasattr(self, "q_proj")
+        q = self.q_proj(x_BTD) if full else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x_BTD)))
+        projected = [q, self.kv_a_layernorm(self.kv_a_proj(x_BTD))]
+        projected += [self.k_rope_proj(x_BTD)] if self.rope_dim else []
+        if self.state_idx >= 0:
+            canons = [
+                getattr(self, f"canon{OF_MIXER}_{name}", None) for name in ("q", "latent", "rope")[: len(projected)]
+            ]
+            slot = Slot(layout, past_key_values, self.layer_idx, self.state_idx)
+            projected = run_site(canons, projected, slot, x_BTD)
+        q_BTHE, c_BTC, *rest = projected[0].unflatten(-1, (self.config.num_attention_heads, -1)), *projected[1:]
+        q_BTHN, p_BTHP = q_BTHE.split([self.key_dim, self.rope_dim], dim=-1)
+        r_BT1P = rest[0][:, :, None] if rest else c_BTC[:, :, None, :0]
+        if rotary is not None and rest:
+            p_BTHP, r_BT1P = (rotate(x, *rotary, x.shape[2]) for x in (p_BTHP, r_BT1P))
+        q_BHTN, p_BHTP, r_B1SP, c_B1SC = (x.transpose(1, 2) for x in (q_BTHN, p_BTHP, r_BT1P, c_BTC[:, :, None]))
+        new = c_B1SC, r_B1SP
+        if past_key_values is not None:
+            c_B1SC, r_B1SP = past_key_values.update(c_B1SC, r_B1SP, self.layer_idx)
+        kept = c_B1SC, r_B1SP
+        if layout.without_mask:  # nothing was cached: a static cache has empty places after the new tokens
+            assert layout.documents is not None
+            (c_B1SC, r_B1SP), kwargs = new, kwargs | layout.documents.arguments()
+        y_BTF, weights = self.sums(q_BHTN, p_BHTP, c_B1SC, r_B1SP, attention_mask, kwargs)
+        if past_key_values is not None and layout.key_order is not None:
+            keep_last(past_key_values.layers[self.layer_idx], *kept, layout.key_order)
+        return self.output(y_BTF, x_BTD), weights
+
+    def sums(
+        self, q_BHTN: Tensor, p_BHTP: Tensor, c_B1SC: Tensor, r_B1SP: Tensor, mask: Tensor | None, kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """The sums over tokens, `[B, T, H, V]`, and any weights."""
+        heads, sizes = q_BHTN.shape[1], [self.key_dim, self.value_dim]
+        c_BHSC, r_BHSP = (x.expand(-1, heads, -1, -1) for x in (c_B1SC, r_B1SP))
+        # Wrapped layers (LoRA, quantized, offloaded) have to be called, and flash attention takes no wide heads.
+        plain = type(self.kv_b_proj) is nn.Linear and untouched(self.kv_b_proj)
+        if q_BHTN.shape[2] == 1 and plain and self.config._attn_implementation in ("sdpa", "eager"):
+            k_HNC, v_HVC = self.kv_b_proj.weight.unflatten(0, (heads, -1)).split(sizes, dim=1)
+            q_BHTC = torch.einsum("bhtn,hnc->bhtc", q_BHTN, k_HNC)
+            q, k = torch.cat([q_BHTC, p_BHTP], dim=-1), torch.cat([c_BHSC, r_BHSP], dim=-1)
+            y_BTHC, weights = self.attend(q, k, c_BHSC, mask, kwargs)
+            return torch.einsum("bthc,hvc->bthv", y_BTHC, v_HVC), weights
+        k_BHSN, v_BHSV = self.kv_b_proj(c_B1SC[:, 0]).unflatten(-1, (heads, -1)).transpose(1, 2).split(sizes, dim=-1)
+        q, k = torch.cat([q_BHTN, p_BHTP], dim=-1), torch.cat([k_BHSN, r_BHSP], dim=-1)
+        return self.attend(q, k, v_BHSV, mask, kwargs)
