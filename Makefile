@@ -118,7 +118,7 @@ COMPILE := $(BIN)/python -m compileall -q -j 0 .venv/lib src >/dev/null || true
 
 .venv/installed: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(INSTALL) .
+	$(INSTALL) '.[play]'
 	$(COMPILE)
 	touch $@
 

@@ -58,6 +58,67 @@ def test_starts_are_light():
 LIGHT = "; import sys; assert not {'torch', 'transformers'} & {*sys.modules}"
 
 
+WITHOUT_EXTRAS = """
+import importlib.util, sys
+
+BLOCKED = {"plotly", "polars", "pyarrow", "datatrove", "submitit", "datasets", "tiktoken", "sentencepiece", "lm_eval"}
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in BLOCKED:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocked())
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *args: None if name.partition(".")[0] in BLOCKED else find(name, *args)
+
+import torch, canonlm, canonlm.report, transformers
+transformers.utils.logging.disable_progress_bar()
+from canonlm.cli import main
+from transformers import LlamaConfig, LlamaForCausalLM
+
+for name in set(canonlm.__all__) - {"load_runs"}:
+    getattr(canonlm, name)
+assert canonlm.CanonLayer(8)(torch.ones(1, 3, 8)).shape == (1, 3, 8)
+sizes = dict(vocab_size=20, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+canonlm.canonize(LlamaForCausalLM(LlamaConfig(**sizes)), "ABCD").save_pretrained("host")
+ours = canonlm.CanonLMForCausalLM(canonlm.CanonLMConfig(**sizes))
+[outcome] = canonlm.check.decoding(ours, [*canonlm.check.CASES][:1])
+assert outcome.state == "passed", outcome
+assert main(["train", "run.yaml", "--out", "runs/run"]) == 0
+assert main(["report", "runs", "--table"]) == 0
+try:
+    canonlm.load_runs
+except ModuleNotFoundError as error:
+    print(error)
+for words in COMMANDS:
+    assert main(words) == 2
+"""
+
+NEED_EXTRAS = {
+    "play copying": "canonlm play needs the package plotly: pip install 'canonlm[play]'",
+    "profile llama,gla5": "canonlm profile needs the package plotly: pip install 'canonlm[play]'",
+    "report runs": "this needs the package polars: pip install 'canonlm[play]'",
+    "results": "this needs the package polars: pip install 'canonlm[play]'",
+    "data dump copying --out a.parquet": "this needs the package pyarrow: pip install 'canonlm[data]'",
+    "data prepare new --input run.yaml --tokenizer bytes": "this needs the package datatrove: "
+    "pip install 'canonlm[data]'",
+    "launch run.yaml --slurm nodes=1": "this needs the package submitit: pip install 'canonlm[cluster]'",
+    "eval runs/run --suite harness --tasks piqa": "the lm-evaluation-harness needs the package lm-eval: "
+    "pip install 'canonlm[eval]'",
+}
+
+
+def test_the_core_needs_no_extra(tiny, tmp_path):
+    """One process in which the extras cannot be imported goes through every public door."""
+    tiny.yaml(tmp_path / "run.yaml", train={"steps": 2})
+    code = WITHOUT_EXTRAS.replace("COMMANDS", repr([words.split() for words in NEED_EXTRAS]))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "this needs the package polars: pip install 'canonlm[play]'\n" in done.stdout
+    assert done.stderr.splitlines() == [f"canonlm: {line}" for line in NEED_EXTRAS.values()]
+
+
 def test_names_are_loaded_on_first_use():
     assert canonlm.CanonLayer.__module__ == "canonlm.canon.layer"
     assert canonlm.models.CanonLMConfig is canonlm.CanonLMConfig

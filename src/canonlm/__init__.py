@@ -12,10 +12,10 @@
 Names are loaded on first use, so that `import canonlm` (and the command line's `--help`) stays quick.
 """
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from canonlm.core.auto_register import install
+from canonlm.core.extras import import_named
 
 __version__ = "0.1.0"
 
@@ -80,11 +80,11 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _MODULE_OF:
-        return getattr(importlib.import_module(_MODULE_OF[name]), name)
+        return getattr(import_named(_MODULE_OF[name]), name)
     if name == "check":
-        return importlib.import_module("canonlm.canonize.check")
+        return import_named("canonlm.canonize.check")
     if name in _SUBPACKAGES:
-        return importlib.import_module(f"canonlm.{name}")
+        return import_named(f"canonlm.{name}")
     raise AttributeError(f"module 'canonlm' has no attribute {name!r}")
 
 

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from canonlm.data import extras
 from canonlm.data.tokenizers import bytes_tokenizer, from_file, load
 
 sentencepiece = pytest.importorskip("sentencepiece")
@@ -166,8 +165,8 @@ def test_a_sentencepiece_model_that_changes_text_is_refused(tmp_path):
 
 
 def test_a_package_that_is_missing_is_named(ranks, monkeypatch):
-    monkeypatch.setattr(extras.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r'needs the package tiktoken: pip install "canonlm\[data\]"'):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"needs the package tiktoken: pip install 'canonlm\[data\]'"):
         load(ranks)
 
 

@@ -400,7 +400,7 @@ def test_the_name_of_a_measure_decides_its_unit():
 
 
 def test_without_the_harness_the_install_command_is_shown(subjects, monkeypatch):
-    monkeypatch.setattr("canonlm.suites.harness.find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install 'canonlm\[eval\]'"):
         run_harness(subjects["a random model of ours"], HarnessSettings(tasks=["piqa"]))
 

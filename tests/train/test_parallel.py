@@ -18,7 +18,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from canonlm import CanonLMConfig, CanonLMForCausalLM
 from canonlm.models import tensor_parallel
 from canonlm.models.decoder import Decoder
-from canonlm.train import mesh
 from canonlm.train.mesh import check_layout, world_of
 from canonlm.train.sharding import parallelize
 
@@ -148,10 +147,12 @@ def test_a_wrong_start_is_reported_before_any_process_waits(monkeypatch):
         pass
 
 
-@pytest.mark.parametrize(("installed", "what"), [(False, "torchao is not installed"), (True, "compute capability 8.9")])
+@pytest.mark.parametrize(
+    ("installed", "what"), [(False, r"pip install 'canonlm\[float8\]'"), (True, "compute capability 8.9")]
+)
 def test_float8_needs_hardware_and_torchao(monkeypatch, installed, what):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    monkeypatch.setattr(mesh, "find_spec", lambda name: object() if installed else None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if installed else None)
     with pytest.raises(ValueError, match=what), world_of(run_config(float8=True)):
         pass
 

@@ -13,6 +13,7 @@ import canonlm
 from canonlm.cli import later
 from canonlm.cli.lazy import Commands
 from canonlm.cli.status import PlainWarnings, drop
+from canonlm.core.extras import missing
 from canonlm.core.ranks import prints
 
 COMMANDS = {
@@ -115,6 +116,10 @@ def main(args: Sequence[str] | None = None) -> int:
         return _say(f"{name}: {error.strerror}" if error.strerror else str(error), 2)
     except MemoryError:
         return _say("this machine does not have enough memory for this", 2)
+    except ModuleNotFoundError as error:
+        if (line := missing(error)) is None:
+            raise
+        return _say(line, 2)
     except FloatingPointError as error:
         return _say(str(error), 1)
     except (KeyboardInterrupt, typer.Abort):

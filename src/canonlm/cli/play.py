@@ -11,6 +11,7 @@ from canonlm.cli import completion, later
 from canonlm.cli.options import Match
 from canonlm.cli.status import doing, keep_going, load_torch, say
 from canonlm.core.errors import expected
+from canonlm.core.extras import needed
 
 TASK = typer.Argument(
     help="A task; `canonlm tasks` lists them. FILE.py:NAME: one of yours. text: prepared text, with data=FOLDER.",
@@ -51,6 +52,7 @@ def play(
     Ends with a table and `report.html`, a page that exists from the start and follows the runs. Ctrl-C saves every
     run; the same command continues where it stopped and repeats nothing that is finished.
     """
+    needed("plotly", "canonlm play")
     keep_going()
     chosen, rates = later.recipes.load_preset(task, preset, difficulty), _rates(lr)  # mistakes are reported at once
     for option, number in (("--jobs", jobs), ("--seeds", seeds)):

@@ -15,6 +15,7 @@ from canonlm.cli import completion, later
 from canonlm.cli.options import Figures, Jobs, Match, SeedSet, seed_set_of
 from canonlm.cli.status import doing, keep_going, load_torch, say
 from canonlm.core.errors import expected, writing
+from canonlm.core.extras import needed
 from canonlm.core.files import make_folder, write_text
 
 ARCHS = typer.Argument(
@@ -65,6 +66,7 @@ def profile(
         raise expected("--jobs", "an integer >= 1", jobs)
     if figures is not None:
         later.figures.check()
+    needed("plotly", "canonlm profile")
     keep_going()
     load_torch()
     requested = [part.strip() for part in tasks.split(",")] if tasks else []

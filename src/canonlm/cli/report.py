@@ -9,13 +9,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from canonlm.cli import later
 from canonlm.cli.live import follow_folders
 from canonlm.cli.options import Figures
 from canonlm.cli.status import doing, say, wide_console
 from canonlm.core.errors import expected, writing
 from canonlm.report import figures as figures_of_page
 from canonlm.report import load_play
-from canonlm.report.page import place_of, write_page
 from canonlm.report.table import tables
 
 FOLDERS = typer.Argument(
@@ -60,10 +60,10 @@ def show(
 ) -> None:
     with doing("reading the runs"):
         play = load_play(folders)
-    place = place_of(folders, out)
     if page:  # before anything is printed: the reader of the tables may close the pipe
+        place = later.page.place_of(folders, out)
         with doing("writing the page"), writing("--out", place, "file"):
-            write_page(play, place)
+            later.page.write_page(play, place)
             drawn = [] if figures is None else figures_of_page.write_figures(place.read_text("utf-8"), figures)
     console = _console()
     for table in tables(play):

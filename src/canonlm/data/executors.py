@@ -21,7 +21,7 @@ from datatrove.pipeline.base import PipelineStep
 from loguru import logger
 
 from canonlm.core.errors import expected, unknown
-from canonlm.data.extras import needed
+from canonlm.core.extras import needed
 
 OURS = {"self", "pipeline", "tasks", "workers", "logging_dir", "depends", "skip_completed"}
 """Arguments of datatrove's executors that users cannot set."""

@@ -24,8 +24,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from canonlm.core.errors import brief, expected, unknown
+from canonlm.core.extras import needed
 from canonlm.core.untrusted import open_regular
-from canonlm.data.extras import needed
 from canonlm.data.parquet_guard import check_pages, check_texts
 
 COMPRESSED = {".gz": "gzip", ".zst": "zstd"}

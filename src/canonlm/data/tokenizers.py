@@ -16,8 +16,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokeniz
 from tokenizers.models import BPE
 
 from canonlm.core.errors import Panic, expected, panics_raised
+from canonlm.core.extras import needed
 from canonlm.core.untrusted import MAX_BYTES, open_regular, read_bytes, read_object, read_text
-from canonlm.data.extras import needed
 from canonlm.data.index import MAX_VOCAB
 
 BOS = ("<bos>", "<s>", "<|begin_of_text|>", "<|startoftext|>", "<|endoftext|>")

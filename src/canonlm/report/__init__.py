@@ -3,8 +3,9 @@
 Names are loaded on first use, so that progress in a terminal does not wait for data frames.
 """
 
-import importlib
 from typing import Any
+
+from canonlm.core.extras import import_named
 
 _NAMES = {
     "canonlm.report.page": ("numbers_csv", "render", "write_report"),
@@ -24,7 +25,7 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return importlib.import_module(_MODULES[name])
+        return import_named(_MODULES[name])
     if module := next((module for module, names in _NAMES.items() if name in names), None):
-        return getattr(importlib.import_module(module), name)
+        return getattr(import_named(module), name)
     raise AttributeError(f"module 'canonlm.report' has no attribute {name!r}")

@@ -11,8 +11,6 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from plotly.offline import get_plotlyjs
-
 from canonlm.report.format import Quantity, count_of, hint_of, percent, small_of, span
 from canonlm.report.theme import COLORS, DARK, FONT, Look
 from canonlm.runs.rows import Evaluation
@@ -110,6 +108,8 @@ def page(
         f"body {{ font: 16px/1.5 {FONT}; }}\n{web['style.css']}"
     )
     templates = "\n".join(f'<template id="view-{name}">{web[f"{name}.html"]}</template>' for name in shown)
+    from plotly.offline import get_plotlyjs  # of an extra, and tables in a terminal need none
+
     names = [f"{name}.js" for name in ("draw", "chart", *views, "page")]
     scripts = "\n".join(web[name] for name in names if name in web)
     return f"""<!doctype html>

@@ -6,12 +6,12 @@ The format of a chart is described at the top of `web/chart.js`, which draws the
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from canonlm.core.errors import writing
+from canonlm.core.extras import needed
 from canonlm.core.files import make_folder, write_bytes
 
 DASHES: dict[str, Any] = {
@@ -38,8 +38,7 @@ FEW_POINTS = 30  # a line with at most this many has markers
 
 def check() -> None:
     """ValueError without matplotlib."""
-    if find_spec("matplotlib") is None:
-        raise ValueError('--figures needs the package matplotlib: pip install "canonlm[figures]"')
+    needed("matplotlib", "--figures")
 
 
 def write_figures(html: str, folder: Path) -> list[Path]:

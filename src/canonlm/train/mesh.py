@@ -5,7 +5,6 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from importlib.util import find_spec
 
 import torch
 import torch.distributed as dist
@@ -13,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from canonlm.core.distributed import World
 from canonlm.core.errors import expected
+from canonlm.core.extras import needed
 from canonlm.core.ranks import ranks
 from canonlm.train import heartbeats
 from canonlm.train.build import pick_device
@@ -140,8 +140,7 @@ def check_layout(config: RunConfig, processes: int) -> None:
 def _check_device(device: torch.device, config: RunConfig) -> None:
     if not config.parallel.float8:
         return
-    if find_spec("torchao") is None:
-        raise expected("parallel.float8", "false, as torchao is not installed", True)
+    needed("torchao", "parallel.float8")
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 9):
         what = "false: only GPUs of compute capability 8.9 or higher multiply in float8"
         raise expected("parallel.float8", what, True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from canonlm.core.errors import expected
 from canonlm.core.untrusted import open_regular, parse_json
-from canonlm.data.extras import needed
+from canonlm.core.extras import needed
 from canonlm.data.parquet_guard import MAX_GROWTH, MAX_PAGE, check_pages, check_texts
 from canonlm.suites.babilong.world import Story
 from canonlm.suites.reading import content_of

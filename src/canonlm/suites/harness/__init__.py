@@ -8,8 +8,9 @@ questions.py   our retrieval suites as tasks, for these YAML files
 twice.py       the retrieval tasks with their text repeated
 """
 
-from importlib.util import find_spec
 from pathlib import Path
+
+from canonlm.core.extras import needed
 
 TASKS = Path(__file__).parent / "tasks"
 """For `--include_path` of the harness."""
@@ -17,5 +18,4 @@ TASKS = Path(__file__).parent / "tasks"
 
 def require() -> None:
     """ValueError where the harness is not installed."""
-    if find_spec("lm_eval") is None:
-        raise ValueError("the lm-evaluation-harness is not installed: pip install 'canonlm[eval]'")
+    needed("lm_eval", "the lm-evaluation-harness", package="lm-eval")
