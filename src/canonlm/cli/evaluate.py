@@ -4,16 +4,17 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 from canonlm.cli import later
 from canonlm.cli.options import Device, Dtype, Model, Step, Tokenizer, TrustModel, Variant, opened
-from canonlm.cli.status import keep_going, load_torch, say
-from canonlm.core.errors import plain
+from canonlm.cli.status import keep_going, load_torch, say, wide_console
+from canonlm.core.errors import expected, plain
 from canonlm.core.untrusted import path_inside
 from canonlm.report.evals import value
 from canonlm.runs.evaluated import checked_entry
@@ -21,10 +22,11 @@ from canonlm.runs.rows import one_line
 from canonlm.suites.questions import NOT_FINITE, not_finite_of
 
 SETTINGS = typer.Argument(
-    help='Settings of the suite, such as k=2 background=1000. A list (in quotes: "k=[1,2]") evaluates each value.',
+    help='Settings of the suite, such as k=2 background=1000. A list (in quotes: "k=[1,2]") evaluates each value. '
+    "For text: more models, and a file of documents.",
     metavar="KEY=VALUE",
 )
-SUITE = typer.Option(help="multihop, babilong, harness or playground.")
+SUITE = typer.Option(help="multihop, babilong, harness, text or playground.")
 TASKS = typer.Option(
     help="For the harness: names of tasks or groups, separated by commas. `canonlm lm-eval ls tasks` lists them."
 )
@@ -60,12 +62,16 @@ def evaluate(
     * **babilong**: where people and things are, in a story hidden in a longer text
     * **harness**: any task of the lm-evaluation-harness (`pip install 'canonlm[eval]'`)
     * **playground**: the synthetic task that a run of `canonlm play` was trained on
+    * **text**: bits per byte of documents, and how models differ: `canonlm eval A B --suite text my.jsonl`
 
     For example: `canonlm eval runs/debug --suite multihop k=1 people=3`
 
     Stop it at any time: the same command continues where it stopped. `canonlm report` shows the results.
     """
     named: dict[str, Any] = {}
+    models = [model]
+    if suite == "text":
+        models, named["file"], settings = _models_and_file([model, *(settings or [])])
     if tasks is not None:
         if suite != "harness":
             raise ValueError("--tasks only works with --suite harness")
@@ -77,20 +83,73 @@ def evaluate(
     planned = later.suites.plan(suite, settings or [], published, **named)
     if suite == "harness" and not trust:
         later.harness.refuse_code(planned)
-    subject = opened(
-        model, step=step, variant=variant, tokenizer=tokenizer, dtype=dtype, device=device,
-        trust_remote_code=trust_remote_code,
-    )  # fmt: skip
-    folder = out or _folder(model, subject.about)
     options = later.suites.PromptOptions(batch_size, bos, beyond_context or published)
-    try:
-        with _progress() as progress:
-            entries = later.suites.run(suite, planned, subject, options, folder, progress)
-    except KeyboardInterrupt:
-        say(f"canonlm: interrupted; the answers so far are in {folder}. The same command continues.", file=sys.stderr)
-        return 130
-    say(f"results: {folder / 'results.json'}")
-    return _warn(entries)
+    read: list[_Read] = []
+    code = 0
+    for number, each in enumerate(models, 1):
+        subject = opened(
+            each, step=step, variant=variant, tokenizer=tokenizer, dtype=dtype, device=device,
+            trust_remote_code=trust_remote_code,
+        )  # fmt: skip
+        folder = _folder(each, subject.about) if out is None else out
+        if out is not None and len(models) > 1:
+            folder = out / f"{number}-{Path(each).resolve().name}"
+        try:
+            with _progress() as progress:
+                entries = later.suites.run(suite, planned, subject, options, folder, progress)
+        except KeyboardInterrupt:
+            say(
+                f"canonlm: interrupted; the answers so far are in {folder}. The same command continues.",
+                file=sys.stderr,
+            )
+            return 130
+        say(f"results: {folder / 'results.json'}")
+        code = max(code, _warn(entries))
+        read.append(_Read(each, subject.about["tokenizer"], folder, entries))
+    for place in range(len(planned)) if len(read) > 1 else ():
+        _compare(read, place)
+    return code
+
+
+class _Read(NamedTuple):
+    """The results of a model: its tokenizer, their folder, their entries."""
+
+    model: str
+    tokenizer: str
+    folder: Path
+    entries: Sequence[Mapping[str, Any]]
+
+    def answers(self, place: int) -> "list[later.run_answers.Row]":
+        return later.run_answers.read_answers(self.folder, self.entries[place])
+
+
+def _models_and_file(words: Sequence[str]) -> tuple[list[str], str, list[str]]:
+    """`A B my.jsonl n=100`: the models, the file of documents, the settings."""
+    files = [word for word in words if Path(word).is_file()]
+    settings = [word for word in words if "=" in word and word not in files]
+    models = [word for word in words if word not in (*files, *settings)]
+    if len(files) != 1 or not models:
+        what = "models and one file of documents, as in `canonlm eval A B --suite text my.jsonl`"
+        raise expected("MODEL", what, " ".join(words))
+    return models, files[0], settings
+
+
+def _compare(read: Sequence[_Read], place: int) -> None:
+    """Print the differences of each model from the first, paired by document."""
+    first, theirs = read[0], read[0].answers(place)
+    table = Table("minus the first", "", "difference", "95% interval", "documents", box=None, padding=(0, 2, 0, 0))
+    for other in read[1:]:
+        alike = other.entries[place]["settings"] == first.entries[place]["settings"]  # also the context
+        same_tokens = alike and other.tokenizer == first.tokenizer
+        for each in later.text.differences(theirs, other.answers(place), same_tokens):
+            where = "" if each.position is None else f", after {each.position:,} tokens or more"
+            between = "" if each.interval is None else f"{each.interval.low:+.4f} to {each.interval.high:+.4f}"
+            table.add_row(
+                plain(other.model), f"{each.measure}{where}", f"{each.mean:+.4f}", between, f"{each.documents:,}"
+            )
+    context = first.entries[place]["settings"]["context"]
+    say(f"Differences from {first.model}, paired by document, with {context:,} tokens at once; negative is better.")
+    wide_console().print(table)
 
 
 def _warn(entries: Sequence[Mapping[str, Any]]) -> int:

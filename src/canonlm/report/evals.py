@@ -21,6 +21,10 @@ SUITES = {
         "Share of right answers; babilong-qa1-2k: the first kind of question, in 2,000 tokens.",
     ),
     "harness": ("Benchmarks", "Tasks of the lm-evaluation-harness, as it scores them."),
+    "text": (
+        "Documents",
+        "Bits per byte: the mean over documents. Perplexity: of all tokens, comparable with the same tokenizer only.",
+    ),
     "playground": ("Synthetic tasks", "Accuracy of the saved model; x1.5: beyond the length it was trained at."),
 }
 

@@ -24,6 +24,7 @@ SUITES = {
     "multihop": "birth years in a text, stated directly or through a chain of k people",
     "babilong": "bAbI's stories (qa1 to qa5), hidden in a longer text",
     "harness": "tasks of EleutherAI's lm-evaluation-harness",
+    "text": "bits per byte and perplexity of documents, compared by document with other models",
     "playground": "the task that a playground run was trained on, at any difficulty and length",
 }
 _RETRIEVAL = {
@@ -95,6 +96,12 @@ def _settings(suite: str, published: bool) -> tuple[type[BaseModel], list[dict[s
         if published:
             raise expected("--suite", "multihop, babilong or harness with --published", suite)
         return PlaygroundSettings, [{}]
+    if suite == "text":
+        from canonlm.suites.text import TextSettings
+
+        if published:
+            raise expected("--suite", "multihop, babilong or harness with --published", suite)
+        return TextSettings, [{}]
     home = import_module(_RETRIEVAL[suite][0])
     defaults = [each.model_dump() for each in home.published_settings()] if published else [{}]
     return getattr(home, _RETRIEVAL[suite][1]), defaults
@@ -120,7 +127,7 @@ def run(
     Entries that were finished before a ValueError (a prompt longer than the context, a missing dataset) stay in OUT.
     """
     results = Results(out, subject.about)
-    ask = {"harness": _harness, "playground": _playground}.get(suite, _retrieval)
+    ask = {"harness": _harness, "playground": _playground, "text": _text}.get(suite, _retrieval)
     return [entry for each in settings for entry in ask(suite, each, subject, options, results, progress)]
 
 
@@ -158,6 +165,26 @@ def _playground(
     for name, noted, scores in evaluations(subject, settings, options.batch_size):
         progress.begin(name, None)
         yield _entry(results, progress, suite, name, noted, partial(_scored, results, suite, name, noted, scores))
+
+
+def _text(
+    suite: str, settings: Any, subject: Subject, options: PromptOptions, results: Results, progress: ProgressReporter
+) -> Iterator[dict[str, Any]]:
+    from canonlm.suites import text
+
+    if subject.tokenizer is None:
+        what = "a model with a tokenizer (--tokenizer names one: a folder, a file or bytes)"
+        raise expected("MODEL", what, subject.about["source"])
+    documents, context = text.documents(settings), text.context_of(subject, settings)
+    noted = {**settings.model_dump(mode="json"), **_contents(settings, ("file",)), "context": context}
+
+    def scores(rows: list[dict[str, Any]]) -> list[Score]:
+        rows += text.rows(subject, documents, context, options.batch_size, progress.advance)
+        return text.scores(rows)
+
+    progress.begin(settings.name, len(documents))
+    ask = partial(_scored, results, suite, settings.name, noted, scores)
+    yield _entry(results, progress, suite, settings.name, noted, ask)
 
 
 def _scored(

@@ -1,0 +1,105 @@
+"""`canonlm eval A B --suite text`: sums of nats by an independent loop, paired differences, mistakes."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from canonlm.cli import main
+from canonlm.data.tokenizers import load
+from canonlm.runs.answers import read_answers
+from canonlm.suites.load_model import as_in_training
+
+TEXTS = ["abc", "one two three four five six", "grüße " * 9, "x" * 40, "the quick brown fox. " * 3]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Two models of bytes with 32 positions, one that is twice as wide, and the texts."""
+    home = tmp_path_factory.mktemp("models")
+    for name, width in (("a", 16), ("b", 32)):
+        torch.manual_seed(width)
+        config = LlamaConfig(vocab_size=258, hidden_size=width, intermediate_size=32, num_hidden_layers=1,
+                             num_attention_heads=2, max_position_embeddings=32, initializer_range=0.3)  # fmt: skip
+        LlamaForCausalLM(config).save_pretrained(home / name)
+        as_in_training(*load("bytes")).save_pretrained(home / name)
+    (home / "my.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    return home
+
+
+def results(folder):
+    [entry] = json.loads((folder / "results.json").read_text())["results"]
+    return entry, read_answers(folder, entry)
+
+
+def expected_losses(folder, text, context):
+    """(tokens before, nats) of every token, from a forward of its own over at most `context` tokens."""
+    model, words = AutoModelForCausalLM.from_pretrained(folder).double().eval(), AutoTokenizer.from_pretrained(folder)
+    ids = [words.bos_token_id, *words(text, add_special_tokens=False)["input_ids"]]
+    for place in range(1, len(ids)):
+        half = context // 2
+        begin = 0 if place < context else (place - half) // half * half
+        with torch.no_grad():
+            logits = model(torch.tensor([ids[begin:place]])).logits[0, -1]
+        yield place - begin, -logits.log_softmax(-1)[ids[place]].item()
+
+
+def test_two_models_and_their_differences(folders, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    command = ["eval", str(folders / "a"), str(folders / "b"), "--suite", "text", str(folders / "my.jsonl")]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    bits = {}
+    for name in ("a", "b"):
+        entry, rows = results(tmp_path / "evals" / name)
+        totals = []
+        for text, row in zip(TEXTS, rows, strict=True):
+            losses = list(expected_losses(folders / name, text, 32))
+            assert row["bytes"] == row["tokens"] == len(text.encode()) == len(losses)
+            assert row["nats"] == pytest.approx(sum(nats for _, nats in losses), rel=1e-5)
+            for place, (nats, tokens) in row["positions"].items():
+                low = int(place)
+                own = [loss for before, loss in losses if low <= before < (2 * low or 16)]
+                assert (nats, tokens) == (pytest.approx(sum(own), rel=1e-5), len(own))
+            totals += losses
+        bits[name] = [row["nats"] / math.log(2) / row["bytes"] for row in rows]
+        scores = {score["measure"]: score for score in entry["scores"] if not score["slice"]}
+        assert scores["bits_per_byte"]["value"] == pytest.approx(np.mean(bits[name]))
+        assert scores["bits_per_byte"]["stderr"] == pytest.approx(stats.sem(bits[name]))
+        assert scores["perplexity"]["value"] == pytest.approx(math.exp(np.mean([nats for _, nats in totals])), rel=1e-5)
+
+    differences = np.subtract(bits["b"], bits["a"])
+    low, high = stats.ttest_1samp(differences, 0).confidence_interval(0.95)
+    assert f"{differences.mean():+.4f}" in printed
+    assert f"{low:+.4f} to {high:+.4f}" in printed
+    assert "nats per token, after 16 tokens or more" in printed
+    assert main(command) == 0
+    assert capsys.readouterr().out.count("(as before)") == 2
+    assert main([*command, "context=[16,32]", "--out", "both"]) == 0
+    assert capsys.readouterr().out.count("Differences from") == 2
+    assert sorted(path.name for path in (tmp_path / "both").iterdir()) == ["1-a", "2-b"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["a"], "MODEL: expected models and one file of documents"),
+        (["my.jsonl"], "MODEL: expected models and one file of documents"),
+        (["a", "my.jsonl", "text_key=body"], "text_key: expected one of the keys in my.jsonl, line 1 (text)"),
+        (["a", "bad.jsonl"], "bad.jsonl, line 2: expected an object with a text that is not empty"),
+        (["a", "my.jsonl", "context=33"], "context: expected at most 32, the model's, got 33"),
+        (["a", "my.jsonl", "contxt=8"], 'unknown setting "contxt". Did you mean "context"?'),
+    ],
+)
+def test_mistakes(folders, tmp_path, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b", "my.jsonl"):
+        (tmp_path / name).symlink_to(folders / name)
+    (tmp_path / "bad.jsonl").write_text('{"text": "good"}\n{"text": 7}\n')
+    assert main(["eval", *words, "--suite", "text"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert message in line
