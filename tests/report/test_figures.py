@@ -66,9 +66,9 @@ def test_points_are_where_the_numbers_are(run_folder, tmp_path):
 
 def test_without_matplotlib_it_is_one_line(demo, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr("canonlm.report.figures.find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     for command in (["report", str(demo)], ["claims"], ["profile", "llama"]):
         assert main([*command, "--figures", str(tmp_path / "figures")]) == 2
-        message = 'canonlm: --figures needs the package matplotlib: pip install "canonlm[figures]"\n'
+        message = "canonlm: --figures needs the package matplotlib: pip install 'canonlm[figures]'\n"
         assert capsys.readouterr().err == message
     assert not (tmp_path / "figures").exists()

@@ -7,6 +7,7 @@ import socket
 import time
 
 import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from canonlm.cli import main
 
@@ -69,6 +70,18 @@ def losses(tiny, folder):
 
 def windows(tiny, folder):
     return {row["step"]: row["windows"] for row in tiny.rows(folder) if row["kind"] == "train"}
+
+
+@pytest.mark.slow
+def test_several_processes_start_from_weights(tiny, processes, tmp_path):
+    path = tiny.yaml(tmp_path / "run.yaml", train={"steps": 9})
+    host = LlamaConfig(vocab_size=12, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2)
+    LlamaForCausalLM(host).save_pretrained(tmp_path / "host")
+    args = ["train", path, f"model.weights={tmp_path / 'host'}", "arch=+canon", 'train.freeze=["*", "!*canon*"]']
+    for count in (1, 2):
+        assert processes(count, *args, "--out", tmp_path / f"of-{count}").join() == [0] * count
+    one, two = (losses(tiny, tmp_path / f"of-{count}") for count in (1, 2))
+    assert two == pytest.approx(one, rel=1e-4)
 
 
 @pytest.mark.parametrize(

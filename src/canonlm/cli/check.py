@@ -60,7 +60,7 @@ def check(
             model, step=step, variant=variant, dtype=dtype, device=device, trust_remote_code=trust_remote_code
         ).model
     what = f"running {len(chosen or later.check.CASES)} cases"
-    with later.load_model.quiet(), doing(what), redirect_stdout(sys.stderr):  # the prints of the model's code
+    with later.saved_model.quiet(), doing(what), redirect_stdout(sys.stderr):  # the prints of the model's code
         outcomes = later.check.decoding(subject, chosen, seed=seed)
     wrong = later.check.complaints(outcomes)
     if json != "-":

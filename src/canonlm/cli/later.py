@@ -22,16 +22,17 @@ if TYPE_CHECKING:  # read by type checkers, and by `__getattr__`
     from canonlm.experiments import profile as profiles
     from canonlm.launch import grid, local, plan, play, queue, recipes, slurm
     from canonlm.models import build as models_build
-    from canonlm.models import hf_small_configs, interface, names, published, state
+    from canonlm.models import hf_small_configs, interface, names, published, saved_model, state
     from canonlm.ops import registry, selftest
     from canonlm.report import card, claims_page, figures, page, prediction_page, profile_page
     from canonlm.report import profile as profile_text
+    from canonlm.runs import answers as run_answers
     from canonlm.runs import load as runs_load
-    from canonlm.suites import birth_years, generation, load_model, multihop, probe, sampling, task_words
+    from canonlm.suites import birth_years, generation, load_model, multihop, probe, sampling, task_words, text
     from canonlm.suites import run as suites
     from canonlm.suites.harness import command as harness_command
     from canonlm.suites.harness import run as harness
-    from canonlm.train import build, checkpoint, config, load_config, loop, machine, mesh
+    from canonlm.train import build, checkpoint, config, load_config, loop, machine, mesh, weights
     from canonlm.train import data as train_data
 
 

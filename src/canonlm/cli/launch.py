@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from canonlm.cli import later, main
-from canonlm.cli.options import Recipe, RunFolder, TrustRecipe
+from canonlm.cli.options import Recipe, RunFolder, TrustRecipe, started
 from canonlm.cli.status import doing, keep_going, load_torch, say
 from canonlm.core.errors import InvalidSetting, expected
 from canonlm.launch import processes
@@ -51,7 +51,8 @@ def launch(
 
 
 def _local(path: Path, folder: Path, overrides: list[str], count: int, trust: bool) -> int:
-    recipe = later.load_config.Recipe(path, overrides, trust=trust, trains=True)  # mistakes are reported before torch
+    # Mistakes are reported before torch is loaded.
+    recipe = later.load_config.Recipe(path, overrides, trust=trust, trains=True, complete=started)
     load_torch()
 
     def check_all(run):
@@ -75,7 +76,8 @@ def _local(path: Path, folder: Path, overrides: list[str], count: int, trust: bo
 def _slurm(path: Path, folder: Path, pairs: list[str], dry_run: bool, trust: bool) -> int:
     job_pairs, overrides = later.slurm.split(pairs)
     settings = later.slurm.parse(job_pairs)
-    recipe = later.load_config.Recipe(path, overrides, trust=trust, trains=True)  # mistakes are reported before torch
+    # Mistakes are reported before torch is loaded.
+    recipe = later.load_config.Recipe(path, overrides, trust=trust, trains=True, complete=started)
     load_torch()
 
     def check_all(run):

@@ -2,7 +2,7 @@
 
 import errno
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -76,6 +76,15 @@ NewFolder = Annotated[Path, typer.Argument(help="The folder to write.", metavar=
 JsonFile = Annotated[
     str | None, typer.Option("--json", help="Write the same as JSON; - writes to the terminal instead.", metavar="FILE")
 ]
+
+
+def started(raw: dict[str, Any], typed: Collection[str]) -> dict[str, Any]:
+    """The settings of a recipe, completed by those of the model in `model.weights`: only these need torch."""
+    model = raw.get("model")
+    if not isinstance(model, dict) or model.get("weights") is None:
+        return raw
+    load_torch()
+    return later.weights.completed(raw, typed)
 
 
 def check_place(path: str | None, option: str) -> None:

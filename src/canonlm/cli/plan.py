@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from canonlm.cli import completion, later
-from canonlm.cli.options import TrustRecipe
+from canonlm.cli.options import TrustRecipe, started
 from canonlm.cli.status import doing, load_torch, say
 from canonlm.core import user_code
 from canonlm.core.errors import closest, shown
@@ -77,7 +77,8 @@ def _plan_recipe(recipe: str, overrides: list[str], gpus: int, gpu: str, mfu: fl
         if task := closest(recipe, later.tasks.names()):
             raise ValueError(f"{error} Or did you mean the task {shown(task[0])}?") from None
         raise
-    loaded = later.load_config.Recipe(path, overrides, trust=trust)  # reports mistakes before torch is loaded
+    # Mistakes are reported before torch is loaded.
+    loaded = later.load_config.Recipe(path, overrides, trust=trust, complete=started)
     load_torch()
 
     def check(run: "later.config.RunConfig") -> None:

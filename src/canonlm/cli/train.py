@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from canonlm.cli import later
-from canonlm.cli.options import Overrides, Recipe, RunFolder, TrustRecipe
+from canonlm.cli.options import Overrides, Recipe, RunFolder, TrustRecipe, started
 from canonlm.cli.status import doing, keep_going, load_torch, say
 from canonlm.core.ranks import prints
 from canonlm.train.signals import follow_parent
@@ -25,7 +25,8 @@ def train(
     follow_parent()
     keep_going()
     path = later.recipes.find(recipe)
-    loaded = later.load_config.Recipe(path, overrides or [], trust=trust, trains=True)  # reports mistakes before torch
+    # Mistakes are reported before torch is loaded.
+    loaded = later.load_config.Recipe(path, overrides or [], trust=trust, trains=True, complete=started)
     load_torch()
     later.machine.keep_freed_memory()
     with doing("reading the data and checking the model"):

@@ -1,6 +1,7 @@
 """Our decoder as a `LanguageModel`, the interface for training, planning and evaluating."""
 
 import copy
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar, get_origin
 
@@ -148,6 +149,16 @@ class Decoder(LanguageModel):
 
     def split_ends(self, mesh: DeviceMesh) -> None:
         tensor_parallel.split_ends(self.module, mesh)
+
+
+def fields_of(config: CanonLMConfig, arch: str) -> Sizes:
+    """The sizes of a configuration with the fields that `arch` does not decide: `config_of` gives it back."""
+    own = {name: getattr(config, name) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads")}
+    sizes = Sizes(**own, vocab_size=config.vocab_size, seq_len=config.max_position_embeddings)
+    usual = config_of(arch, sizes, config.init_seed)
+    names = [name for name in _FIELDS if name not in FLAT_OPTIONS and hasattr(config, name)]
+    fields = {name: getattr(config, name) for name in names if getattr(config, name) != getattr(usual, name)}
+    return replace(sizes, fields=fields)
 
 
 def config_of(arch: str, sizes: Sizes, seed: int) -> CanonLMConfig:

@@ -56,6 +56,7 @@ _GROUPS = {"attn_config", "ffn_config"}
 """Groups of fields, not models of their own."""
 
 _ALWAYS = {"tie_word_embeddings", "pad_token_id", "bos_token_id", "eos_token_id"}
+_OF_FILES = {"architectures", "dtype", "torch_dtype", "transformers_version"}
 _HOW = "set its fields, as in hf:qwen3{head_dim=16}, or take another model: docs/foreign-models.md"
 
 _LAYER_LISTS = re.compile(r"layer_types$|block_types?$|indexer_types$|^activation_sparsity_pattern$")
@@ -157,6 +158,35 @@ def config_of(
         if name not in chosen and _may_be_none(config_class, name):
             vars(config)[name] = None  # even if the class would set it
     return config
+
+
+def fields_of(config: PreTrainedConfig, arch: str) -> Sizes:
+    """The sizes of a saved model's configuration, with all fields that differ from those of a small model of that type:
+    `causal_config` gives it back. InvalidSetting for a type that is not a causal model of text."""
+
+    def size(name: str) -> int:
+        names = (name, *_CANONICAL[name])
+        return next((value for each in names if isinstance(value := getattr(config, each, None), int)), 1)
+
+    keys = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
+    known: dict[str, Any] = {key: size(key) for key in keys}
+    sizes = Sizes(**known, seq_len=size("max_position_embeddings"))
+    own = config.to_dict()
+
+    def differing(than: Sizes) -> dict[str, Any]:
+        made = causal_config(arch, than)[1].to_dict()
+        names = [name for name in (*names_of(type(config)), *sorted(_ALWAYS)) if name in own and name not in _OF_FILES]
+        return {name: own[name] for name in names if own[name] != made.get(name)}
+
+    # A length that is not that of the windows, or tables of positions would have another size.
+    length = type(config).attribute_map.get("max_position_embeddings", "max_position_embeddings")
+    fixed = {length: own[length]} if length in own and length in names_of(type(config)) else {}
+    sizes = dataclasses.replace(sizes, fields={**differing(sizes), **fixed})
+    if rest := differing(sizes):
+        raise InvalidSetting(
+            "model.weights", f"model.weights: {arch} with these fields cannot be built: {sorted(rest)}"
+        )
+    return sizes
 
 
 def refusal(arch: str, what: str, error: Exception, place: str = "") -> InvalidSetting:

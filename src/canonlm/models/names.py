@@ -280,6 +280,9 @@ def _split(arch: str) -> tuple[list[Base], list[str]]:
             unknown_name = re.split(r"[.+{]", rest, maxsplit=1)[0]
             if re.match(r"[^+{:]*\.py(?![\w:])", rest):
                 raise expected("arch", "FILE.py:NAME, a mixer or a model in that file", arch)
+            if "/" in rest or rest.startswith("."):
+                what = "the name of an architecture. `canonlm train RECIPE model.weights=FOLDER` trains a saved model "
+                raise expected("arch", f"{what}further, and `canonlm eval FOLDER` evaluates it", arch)
             without = [f"{name}-conv" for name, (_, about) in known.items() if about.short_conv]
             meant = [f"hf:{unknown_name}"] if unknown_name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES else []
             raise unknown("architecture", unknown_name, [*known, *without], meant=meant)

@@ -59,10 +59,10 @@ def flat(config: Config) -> dict[str, Any]:
 
 
 def settings(config: Config, without: Collection[str] = NOT_IN_IDENTITY) -> dict[str, Any]:
-    """The settings that are set, by dotted keys, without those in `without`, or in groups of it. The paths of text do
-    not count."""
+    """The settings that are set, by dotted keys, without those in `without`, or in groups of it. The paths of text and
+    weights do not count."""
     return {
-        key: True if _place_of_text(key) else value
+        key: True if _is_place(key) else value
         for key, value in flat(config).items()
         if value not in ABSENT and value != LATER.get(key) and not _among(key, without)
     }
@@ -103,11 +103,12 @@ def differences(a: Config, b: Config) -> list[Difference]:
 def changes(began: Config, now: Config) -> list[Difference]:
     """The differences with which a run cannot be continued.
 
-    A text may have another path: its sha256 identifies it (`canonlm.train.data.check_unchanged`). With a constant
-    learning rate, `train.steps` may be raised: with other schedules, finished steps would have had other rates.
+    Texts and weights may have another path: their sha256 identifies them (`canonlm.train.data.check_unchanged`). With
+    a constant learning rate, `train.steps` may be raised: with other schedules, finished steps would have had other
+    rates.
     """
     old, new = flat(began), flat(now)
-    free = {key for key in old.keys() & new.keys() if _place_of_text(key)}
+    free = {key for key in old.keys() & new.keys() if _is_place(key)}
     if new.get("train.optim.schedule") == "constant" and new["train.steps"] > old["train.steps"]:
         free.add("train.steps")
     return [difference for difference in differences(began, now) if difference[0] not in free]
@@ -181,8 +182,9 @@ def _among(key: str, names: Collection[str]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
-def _place_of_text(key: str) -> bool:
-    return (key.startswith("text.sources.") and key.endswith(".path")) or key.startswith("text.validation.")
+def _is_place(key: str) -> bool:
+    is_source = key.startswith("text.sources.") and key.endswith(".path")
+    return is_source or key.startswith("text.validation.") or key == "model.weights"
 
 
 def slug(text: str) -> str:

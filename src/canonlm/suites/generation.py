@@ -12,7 +12,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from canonlm.core.errors import InvalidSetting, expected, panics_raised
 from canonlm.models.build import wrap
-from canonlm.suites.load_model import quiet
+from canonlm.models.saved_model import quiet
 from canonlm.suites.sampling import Sampling
 from canonlm.train.evals.generate import NotFinite, generate
 

@@ -6,8 +6,6 @@ import json
 import logging
 import re
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -19,22 +17,19 @@ import huggingface_hub
 import torch
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
-from transformers.utils import logging as library_logging
 
 from canonlm.core import user_code
 from canonlm.core.errors import InvalidSetting, Panic, brief, expected, panics_raised, unknown
-from canonlm.core.files import Stamp, check_manifest
-from canonlm.core.saved import cannot_be_loaded, check_fits, check_kernels, check_loaded, read_settings, reason_of
+from canonlm.core.files import Stamp
+from canonlm.core.saved import reason_of
 from canonlm.core.untrusted import path_inside, read_bytes, read_object, read_text
 from canonlm.core.user_folders import expanded
 from canonlm.data.tokenizers import load as load_tokenizer
 from canonlm.models.build import wrap
 from canonlm.models.config import OF_EXPERTS
-from canonlm.models.published import load_published
-from canonlm.models.published.checkpoint import RELEASES
+from canonlm.models.saved_model import quiet, saved_model, variants_in
 from canonlm.train.build import pick_device
 from canonlm.train.checkpoint import load_model, steps
 from canonlm.train.config import RunConfig
@@ -224,64 +219,13 @@ def _of_files(source: str, variant: str | None, dtype: torch.dtype | None, trust
     if path.is_file():
         raise expected("MODEL", "a folder, and not a file in it", source)
     root = path if path.is_dir() else _fetch("MODEL", source)
-    config = read_object(root / "config.json") if (root / "config.json").exists() else None
-    variants = [file.parent for file in _configs(root, "*/")]
-    check_kernels(str(root / "config.json"), config or {})
-    if config is not None and not isinstance(model_type := config.get("model_type", ""), str):
-        raise expected(f"{root / 'config.json'}: model_type", "a string", model_type)
-    if not _configs(root, "") and not variants:
-        raise _no_model(source, root)
-    if variant is not None or config is None or config.get("model_type") in RELEASES:
-        places = [root / variant] if variant is not None else [root, *variants]
-        model: PreTrainedModel = load_published(path if path.is_dir() else source, variant, dtype=dtype)
-        own = next(filter(None, (_saved_tokenizer(place, trust_remote_code) for place in (*places, root))), None)
-        kind = "published"
-    else:
-        if config.get("auto_map") and config.get("model_type") not in CONFIG_MAPPING and not trust_remote_code:
-            raise ValueError(f"{source}: it comes with code of its own, which runs only with --trust-remote-code")
-        model = _from_pretrained(str(path) if path.is_dir() else source, dtype, trust_remote_code)
-        own = _saved_tokenizer(root, trust_remote_code)
-        kind = "canonlm" if model.config.model_type == "canonlm" else "transformers"
-    arch = wrap(model).arch
-    return model, own, {"kind": kind, "arch": arch}
-
-
-def _from_pretrained(name: str, dtype: torch.dtype | None, trust_remote_code: bool) -> PreTrainedModel:
-    folder = Path(name)
-    if folder.is_dir():
-        _check_folder(folder, trust_remote_code)
-    try:
-        with quiet():
-            opened: Any = AutoModelForCausalLM.from_pretrained(
-                name,
-                dtype=dtype or "auto",
-                trust_remote_code=trust_remote_code,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # so that they can be named
-            )
-            model, info = opened
-    except Exception as error:  # a model's own code may raise anything
-        raise cannot_be_loaded(name, error) from None
-    check_loaded(name, model, info)
-    return model
-
-
-def _check_folder(folder: Path, trust_remote_code: bool) -> None:
-    """ValueError for a saved model of transformers whose configuration does not fit its weights, or needs more memory
-    than there is, and for files that lead out of its folder."""
-    check_manifest(folder)
-    config = read_settings(folder)
-    if (folder / "adapter_config.json").exists():
-        raise ValueError(f"{folder}: expected a complete model, got an adapter (adapter_config.json)")
-
-    def build() -> PreTrainedModel:
-        with quiet():
-            return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(folder)))
-
-    own_code = trust_remote_code and config.get("auto_map")
-    # A canonized model's settings are its host's, one level down.
-    canonized = config.get("model_type") == "canon_host" and isinstance(config.get("host"), dict)
-    check_fits(folder, config["host"] if canonized else config, None if own_code else build)
+    name = str(path) if path.is_dir() else source
+    model, kind = saved_model(name, root, variant, dtype=dtype, trust_remote_code=trust_remote_code)
+    places = [root]
+    if kind == "published":
+        places = [root / variant, root] if variant is not None else [root, *variants_in(root)]
+    own = next(filter(None, (_saved_tokenizer(place, trust_remote_code) for place in places)), None)
+    return model, own, {"kind": kind, "arch": wrap(model).arch}
 
 
 def _named_tokenizer(name: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
@@ -348,25 +292,6 @@ def _fetch(key: str, name: str) -> Path:
     raise ValueError(f'{key}: "{name}" is neither {kind} on the Hub that can be reached{reason}.{guess}')
 
 
-def _configs(folder: Path, below: str) -> list[Path]:
-    return sorted(file for name in _CONFIGS for file in folder.glob(below + name))
-
-
-def _no_model(source: str, folder: Path) -> ValueError:
-    """The error for a folder that is not a model; it names a model nearby, if there is one."""
-    names = sorted(file.name for file in folder.iterdir() if not file.name.startswith("."))
-    what = "a run (config.yaml), a saved model (config.json) or a published checkpoint (params.json)"
-    run = next((parent for parent in folder.resolve().parents if (parent / "config.yaml").is_file()), None)
-    if match := re.fullmatch(r"step-(\d+)", folder.resolve().name):
-        what = f"the folder of the run, with --step {int(match[1])}"
-    elif run is not None:
-        what = f"the folder of the run, {run}"
-    elif runs := sorted(file.parent for file in folder.glob("*/*/config.yaml")):
-        what = f"one run, such as {runs[0]}"
-    shown = ", ".join(names[:6]) + (", …" if len(names) > 6 else "")
-    return ValueError(f"{expected('MODEL', what, source)}, a folder with {shown or 'nothing in it'}")
-
-
 def _vocab_size(model: PreTrainedModel) -> int:
     weight: Any = model.get_input_embeddings().weight
     return weight.shape[0]
@@ -374,17 +299,3 @@ def _vocab_size(model: PreTrainedModel) -> int:
 
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Turns off the library's progress bars and loading reports: what matters in them is raised as an error."""
-    verbosity, bars = library_logging.get_verbosity(), library_logging.is_progress_bar_enabled()
-    library_logging.set_verbosity_error()
-    library_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        library_logging.set_verbosity(verbosity)
-        if bars:
-            library_logging.enable_progress_bar()

@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from torch import nn
 
 from canonlm.core.errors import InvalidSetting, expected
 from canonlm.core.limits import check_memory
@@ -12,6 +13,7 @@ from canonlm.models.interface import LanguageModel, Sizes
 from canonlm.models.matching import kinds_of, match_to
 from canonlm.train import trackers
 from canonlm.train.config import RunConfig
+from canonlm.train.optim import lr_scales, matching
 
 SAMPLE_BYTES = 500
 """Min bytes of a test sample with its arrays."""
@@ -25,7 +27,7 @@ def sizes_of(run: RunConfig) -> Sizes:
         vocab_size = sizes.vocab_size
     else:
         raise InvalidSetting("model.vocab_size", "model.vocab_size: missing; expected an integer > 0")
-    given = sizes.model_dump(exclude={"vocab_size", "matched"})
+    given = sizes.model_dump(exclude={"vocab_size", "matched", "weights", "weights_sha256"})
     return Sizes(**given, vocab_size=vocab_size, seq_len=run.data.seq_len)
 
 
@@ -33,7 +35,23 @@ def build_model(run: RunConfig, device: str = "cpu") -> LanguageModel:
     """The model of a run with its initial weights; on "meta", without values. InvalidSetting if architecture, sizes and
     fields do not fit together."""
     with torch.device(device):
-        return build(run.arch, sizes_of(run), run.train.seed)
+        model = build(run.arch, sizes_of(run), run.train.seed)
+    _freeze(model.module, run.train.freeze)
+    return model
+
+
+def _freeze(module: nn.Module, patterns: list[str]) -> None:
+    """The last pattern that matches a parameter's name decides; `!` before it: the parameter trains."""
+    parameters = dict(module.named_parameters())
+    frozen: dict[str, bool] = {}
+    for pattern in patterns:
+        names = matching(pattern.removeprefix("!"), parameters, "train.freeze")
+        frozen |= dict.fromkeys(names, not pattern.startswith("!"))
+    if parameters and all(frozen.get(name) for name in parameters):
+        raise expected("train.freeze", "patterns that leave a parameter to train", patterns)
+    for name, parameter in parameters.items():
+        if frozen.get(name):
+            parameter.requires_grad_(False)
 
 
 def state_bytes(run: RunConfig) -> int | None:
@@ -60,6 +78,7 @@ def check(run: RunConfig) -> None:
     model = build_model(run, "meta")
     check_fits(run, model, pick_device(run.train.device))
     trackers.check(run.track)
+    lr_scales(model.module, run.train.optim)
 
 
 def check_fits(run: RunConfig, model: LanguageModel, device: str) -> None:

@@ -198,6 +198,25 @@ def newest_step(run: Path) -> int:
     return _newest_complete(folder, _ALONE)
 
 
+def newest(run: Path) -> Path:
+    """The newest checkpoint of a run, perhaps a damaged one. ValueError if it has none."""
+    folder = path_inside(run, "checkpoints")
+    if not (saved_steps := steps(folder)):
+        raise expected("RUN", "the folder of a run that has saved a checkpoint", str(run))
+    return path_of(folder, saved_steps[-1])
+
+
+def load_weights(checkpoint: Path) -> dict[str, Tensor]:
+    """The model's tensors in a checkpoint, on the CPU, by name; its model is not built. ValueError: it is damaged."""
+    if (found := _damage(checkpoint.parent, int(checkpoint.name.removeprefix("step-")), _ALONE)) is not None:
+        raise ValueError(f"{checkpoint}: {found}")
+    entries = Reader(checkpoint).read_metadata().state_dict_metadata
+    shapes = {name.removeprefix("model."): entry for name, entry in entries.items() if name.startswith("model.")}
+    values = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in shapes.items()}  # type: ignore[union-attr]
+    _read(checkpoint, {"model": values}, _ALONE)
+    return values
+
+
 def load_model(
     run: Path, step: int | None = None, *, config: RunConfig | None = None, trust_remote_code: bool | None = None
 ) -> LanguageModel:

@@ -49,7 +49,16 @@ class Model(Settings):
     num_attention_heads: Size
     vocab_size: Size | None = None  # for text: that of its tokenizer; a task has its own
     fields: dict[str, Any] = {}
+    weights: str | None = None  # the folder of a saved model to start from, which decides architecture and sizes
+    weights_sha256: str | None = None  # written by canonlm
     matched: dict[str, list[int]] = {}  # fields that `canonlm play --match` changed: before, after
+
+    @model_validator(mode="after")
+    def _weights_are_known(self) -> "Model":
+        if self.weights is not None and self.weights_sha256 is None:
+            what = "no value: only `canonlm train` and `canonlm launch` start from weights"
+            raise expected("model.weights", what, self.weights)
+        return self
 
 
 _FORMS = {
@@ -119,6 +128,7 @@ class Optim(Settings):
     schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
     decay_steps: PositiveInt | None = None  # for wsd: the number of last steps, in which the rate falls linearly
     final_lr_ratio: float = Field(0.1, ge=0, le=1)
+    lr_scale: dict[str, PositiveFloat] = {}  # factors of lr by parameter name: {"*canon*": 10}; the first match counts
     grad_clip: PositiveFloat | None = 1.0
 
     @field_validator("betas")
@@ -144,6 +154,7 @@ class Train(Settings):
     steps: Steps = None  # type: ignore[assignment]  # default: the whole training stream, if the task's stream ends
     batch_size: Size  # windows per step
     seed: Seed = 0  # for initial weights, dropout and everything without a seed of its own
+    freeze: list[str] = []  # parameters that do not train, by name: ["*", "!*canon*"] trains only what has canon in it
     precision: Literal["fp32", "bf16"] = "fp32"  # bf16: autocast; the weights stay in fp32
     compile: bool = False
     device: str = "auto"  # auto: cuda if available, else cpu

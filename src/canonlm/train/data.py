@@ -46,11 +46,14 @@ def complete(run: RunConfig) -> RunConfig:
         if (tokens := dataset.num_tokens(split)) <= run.data.seq_len:
             what = f"less than the {tokens:,} tokens that {dataset.folder} has in its split {split}"
             raise expected("data.seq_len", what, run.data.seq_len)
-    if run.model.vocab_size not in (None, first.vocab_size):
+    vocab_size = first.vocab_size
+    if run.model.weights is not None:  # a saved model may have more tokens, and is given those that it lacks
+        vocab_size = max(vocab_size, run.model.vocab_size or 0)
+    elif run.model.vocab_size not in (None, first.vocab_size):
         what = f"{first.vocab_size}, the vocabulary size of {first.folder}"
         raise expected("model.vocab_size", what, run.model.vocab_size)
     ids = {"bos_token_id": first.bos_token_id, "eos_token_id": first.eos_token_id}
-    model = run.model.model_copy(update={"vocab_size": first.vocab_size, "fields": {**ids, **run.model.fields}})
+    model = run.model.model_copy(update={"vocab_size": vocab_size, "fields": {**ids, **run.model.fields}})
     return run.model_copy(update={"model": model})
 
 

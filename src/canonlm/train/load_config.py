@@ -31,6 +31,7 @@ class Recipe:
     Errors give file and line, unless an override causes them: then the mistake is not in the file. trust: code from
     outside that the file may name (`user_code.of_run`); overrides and the user's own files may name any. trains: the
     run is to be trained, so somebody else's file that runs code is refused, unless trust is True; the error shows it.
+    complete: adds settings before they are checked, given the keys of the overrides (`canonlm.train.weights`).
     """
 
     def __init__(
@@ -40,10 +41,14 @@ class Recipe:
         *,
         trust: user_code.Trust | None = None,
         trains: bool = False,
+        complete: Callable[[dict[str, Any], list[str]], dict[str, Any]] = lambda raw, typed: raw,
     ) -> None:
         self.path = Path(path)
         self._written, self._places = read_yaml(self.path, trust=trust is True)
         self._overridden = override(raw := copy.deepcopy(self._written), overrides)
+        self._trust: user_code.Trust | None = trust
+        with self._located(lambda run: None):
+            raw = complete(raw, self._overridden)
         self._runs = _runs(raw)
         own = self._users_own()
         if trains and trust is not True:

@@ -41,6 +41,7 @@ from canonlm.train.optim import build_optimizer, learning_rate
 from canonlm.train.profile import Profile
 from canonlm.train.sharding import last_micro_batch, parallelize
 from canonlm.train.signals import PARENT, Interrupted, Signals, Superseded, recording_failure
+from canonlm.train.weights import Weights
 
 _PROCESS_VARIABLES = ("RANK", "LOCAL_", "WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "SLURM_PROCID",
                       "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP", PARENT,
@@ -131,7 +132,10 @@ class _Run:
                     remove_leftovers(place)
             self.stream = data.stream(config, self.shards.opened)
             self.test = data.evaluation(config, world, self.shards.opened)
-        self.model = parallelize(partial(build_model, config), config, world)
+        with world.all_or_none():
+            weights = None if config.model.weights is None else Weights(config, build_model(config, "meta"))
+        self.model = parallelize(partial(build_model, config), config, world, weights)
+        del weights
         self.module = self.model.module
         causality.check(self.model, isolated=config.data.isolate_documents)
         self.optimizer = build_optimizer(self.module, settings.optim)
@@ -248,7 +252,7 @@ class _Run:
         config, world = self.config, self.world
         lr = learning_rate(self.step, config.train.steps, config.train.optim)
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group["lr_scale"]
         causality.seed_all(_dropout_seed(config.train.seed, self.step, world.rank))
         self.module.train()
         # The loss of the global batch is the mean over its targets; gradients are averaged over processes.

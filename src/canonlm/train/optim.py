@@ -1,10 +1,13 @@
 """AdamW and the learning rate as a function of the step."""
 
 import math
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
 
 import torch
 from torch import nn
 
+from canonlm.core.errors import expected
 from canonlm.train.config import Optim
 
 
@@ -12,11 +15,29 @@ def build_optimizer(model: nn.Module, config: Optim) -> torch.optim.AdamW:
     """AdamW with weight decay on all parameters, or on those with at least two dimensions: embeddings and convolutions,
     but not norms and biases, nor A_log, dt_bias and D of a recurrence. Parameters may be DTensors."""
     min_ndim = {"all": 0, "matrices": 2}[config.decay]
-    decayed = [p for p in model.parameters() if p.requires_grad and p.ndim >= min_ndim]
-    others = [p for p in model.parameters() if p.requires_grad and p.ndim < min_ndim]
-    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    groups = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+    scales = lr_scales(model, config)
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for decay, decayed in ((config.weight_decay, True), (0.0, False)):
+        for name, p in model.named_parameters():
+            if p.requires_grad and (p.ndim >= min_ndim) == decayed:
+                groups.setdefault((decay, scales.get(name, 1.0)), []).append(p)
+    listed = [{"params": of, "weight_decay": decay, "lr_scale": scale} for (decay, scale), of in groups.items()]
+    return torch.optim.AdamW(listed, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+
+
+def lr_scales(model: nn.Module, config: Optim) -> dict[str, float]:
+    """The factors of the learning rate in `lr_scale`, by parameter name: that of the first pattern that matches."""
+    names = dict(model.named_parameters())
+    patterns = {pattern: matching(pattern, names, "train.optim.lr_scale") for pattern in reversed(config.lr_scale)}
+    return {name: config.lr_scale[pattern] for pattern, matches in patterns.items() for name in matches}
+
+
+def matching(pattern: str, names: Iterable[str], key: str) -> list[str]:
+    """The names that match; `*` stands for any letters. InvalidSetting, for `key`, if there is none."""
+    if not (matches := [name for name in names if fnmatchcase(name, pattern)]):
+        example = next(iter(names), "")
+        raise expected(key, f"a pattern that matches a parameter, such as *canon* or {example}", pattern)
+    return matches
 
 
 def learning_rate(step: int, steps: int, config: Optim) -> float:

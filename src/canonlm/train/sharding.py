@@ -18,11 +18,14 @@ from canonlm.core.distributed import World
 from canonlm.models.interface import LanguageModel
 from canonlm.train.config import RunConfig
 from canonlm.train.recompute import recomputed
+from canonlm.train.weights import Weights
 
 
-def parallelize(make: Callable[[str], LanguageModel], config: RunConfig, world: World) -> LanguageModel:
+def parallelize(
+    make: Callable[[str], LanguageModel], config: RunConfig, world: World, weights: Weights | None = None
+) -> LanguageModel:
     """The model that `make(device)` builds ("cpu", or "meta" without values), spread over the devices of a run, with
-    the weights that a single process would start from.
+    the weights that a single process would start from; those in `weights` replace initial values.
 
     Each block is initialized in full on this device, then sharded, so that no device ever holds more than its part and
     one block (or the embeddings and the head). Gradients are averaged over data-parallel processes. With
@@ -35,11 +38,13 @@ def parallelize(make: Callable[[str], LanguageModel], config: RunConfig, world: 
     model = make("cpu" if mesh is None else "meta")
     model.check_tensor_parallel(parallel.tp)
     model.compiled_loss = config.train.compile and world.device.type == "cuda"  # a CPU gains nothing from it
+    if mesh is None and weights is not None:
+        weights.write(model.module.state_dict(keep_vars=True))
     if mesh is None:
         model.module.to(world.device)  # type: ignore[arg-type]  # the library's wrapper confuses the checker
     for name, block in model.blocks.items():
         if mesh is not None:
-            _materialize(model, block, name, world.device)
+            _materialize(model, block, name, world.device, weights)
         if parallel.float8:
             _to_float8(block)
         if mesh is not None and parallel.tp > 1:
@@ -52,7 +57,7 @@ def parallelize(make: Callable[[str], LanguageModel], config: RunConfig, world: 
         if mesh is not None:
             _shard(block, config, mesh)
     if mesh is not None:
-        _materialize(model, model.module, "", world.device)
+        _materialize(model, model.module, "", world.device, weights)
         if parallel.tp > 1:
             model.split_ends(mesh["tp"])
         model.module.tie_weights()
@@ -60,7 +65,9 @@ def parallelize(make: Callable[[str], LanguageModel], config: RunConfig, world: 
     return model
 
 
-def _materialize(model: LanguageModel, part: nn.Module, name: str, device: torch.device) -> None:
+def _materialize(
+    model: LanguageModel, part: nn.Module, name: str, device: torch.device, weights: Weights | None
+) -> None:
     """Give memory and initial weights to a part on the meta device, except to the blocks in it, which are parts of
     their own. A part that was built on the CPU has its weights already."""
     inside = {module for block in model.blocks.values() if block is not part for module in block.modules()}
@@ -71,6 +78,16 @@ def _materialize(model: LanguageModel, part: nn.Module, name: str, device: torch
         module._apply(lambda x: torch.empty_like(x, device=device) if x.is_meta else x.to(device), recurse=False)
     if on_meta:
         model.initialize(part, name)
+    if weights is not None:
+        paths = {module: path for path, module in part.named_modules(prefix=name)}
+        own = {f"{paths[module]}.{key}".lstrip("."): x for module in modules for key, x in _state(module).items()}
+        weights.write(own)
+
+
+def _state(module: nn.Module) -> dict[str, torch.Tensor]:
+    """The tensors of the module itself that a checkpoint has."""
+    names = {*dict(module.named_parameters(recurse=False)), *dict(module.named_buffers(recurse=False))}
+    return {name: x for name, x in module.state_dict(keep_vars=True).items() if name in names}
 
 
 def _shard(module: nn.Module, config: RunConfig, mesh: DeviceMesh) -> None:
