@@ -19,12 +19,11 @@ from canonlm.models.published import save_published
 
 SIZES = {"vocab_size": 258, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 CONTEXT = 8192
-TRAIN = (
-    "train.steps=2 train.batch_size=2 train.eval_size=2 "
-    "model.hidden_size=16 model.num_hidden_layers=1 model.num_attention_heads=2"
-)
+STEPS = "train.steps=2 train.batch_size=2 train.eval_size=2"
+TRAIN = f"{STEPS} model.hidden_size=16 model.num_hidden_layers=1 model.num_attention_heads=2"
 SMALLER = {
-    "train": TRAIN,
+    "train (?!.*model.weights)": TRAIN,
+    "train .*model.weights": STEPS,
     "train Llama-1B": "model.vocab_size=258 train.compile=false",  # the vocabulary of the tokenizer here
     "train .* --out runs/hops": "data.seq_len=256",  # a prompt has more bytes than tokens
     "generate": "--max-tokens 4",
@@ -84,6 +83,7 @@ def stage(tmp_path_factory):
         Path("texts").mkdir()
         Path("texts/a.txt").write_text("A cat sat on a mat.\n" * 2000)
         Path("prompts.txt").write_text("def main(\n")
+        Path("my.jsonl").write_text(2 * '{"text": "A cat sat.", "content": "On a mat."}\n')
         bytes_tokenizer().save("tokenizer.json")
         for name in ("org/model", "meta-llama/Llama-3.2-1B", "gpt2", "MODEL"):
             CanonLMForCausalLM(CanonLMConfig(**SIZES, max_position_embeddings=CONTEXT)).save_pretrained(name)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from canonlm.core.errors import expected
-from canonlm.core.untrusted import open_regular, parse_json
 from canonlm.core.extras import needed
+from canonlm.core.untrusted import open_regular, parse_json
 from canonlm.data.parquet_guard import MAX_GROWTH, MAX_PAGE, check_pages, check_texts
 from canonlm.suites.babilong.world import Story
 from canonlm.suites.reading import content_of
