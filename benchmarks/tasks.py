@@ -28,6 +28,16 @@ CASES = {  # name: (task, difficulty, context)
     "brevo2-30": ("brevo", "brevo2-30", 1536),
     "copying-32": ("copying", "copying-32", 1024),
     "mqar-16": ("mqar", "mqar-16", 1024),
+    "state-s5": ("state", "state-s5", 1024),
+    "automaton-5": ("automaton", "automaton-5", 1024),
+    "arithmetic-40": ("arithmetic", "arithmetic-40", 1024),
+    "arithmetic-40-brackets": ("arithmetic", "arithmetic-40-brackets", 1024),
+    "recall-noisy": ("recall", "recall-noisy", 1024),
+    "recall-zoology": ("recall", "recall-zoology", 1024),
+    "palindrome-128": ("palindrome", "palindrome-128", 1024),
+    "selective-256": ("selective", "selective-256", 1024),
+    "stack-341": ("stack", "stack-341", 1024),
+    "induction-256": ("induction", "induction-256", 1024),
     "capo-50k": ("capo", "capo-50k", 512),
 }
 PASSES = 5
@@ -94,8 +104,8 @@ def main() -> None:
     copy = result["memory_copy_tokens_per_s"]
     for name, speed in result["tokens_per_s"].items():
         share = f"{speed / copy:6.1%} of a memory copy"
-        print(f"{name:12} {speed / 1e6:8.1f} M tokens/s  {share}   checksum {result['checksum'][name]}")
-    print(f"{'memory copy':12} {copy / 1e6:8.1f} M tokens/s  (three int32 per token)")
+        print(f"{name:22} {speed / 1e6:8.1f} M tokens/s  {share}   checksum {result['checksum'][name]}")
+    print(f"{'memory copy':22} {copy / 1e6:8.1f} M tokens/s  (three int32 per token)")
 
 
 if __name__ == "__main__":

@@ -95,8 +95,8 @@ CASES = [
     Case("verify, table", "answers", "copying.parquet", "data dump copying --n 4 --verify copying.parquet",
          streams=True),
     *(Case(f"verify, {task}", "answers", f"{task}.jsonl", f"data dump {task} --n 4 --verify {task}.jsonl", streams=True)
-      for task in ("brevo", "capo", "copying", "depo", "flipflop", "lano", "mano", "mqar", "parity",
-                   "state")),
+      for task in ("arithmetic", "automaton", "brevo", "capo", "copying", "depo", "flipflop", "induction", "lano",
+                   "mano", "mqar", "palindrome", "parity", "recall", "selective", "stack", "state")),
 ]  # fmt: skip
 
 SETTINGS = {
@@ -110,6 +110,13 @@ SETTINGS = {
     "data show parity --n 1": ("task.max_len",),
     "data show flipflop --n 1": ("task.N", "task.test_p_ignore"),
     "data show state --n 1": ("task.group", "task.answers"),
+    "data show automaton --n 1": ("task.states", "task.number"),
+    "data show arithmetic --n 1": ("task.ops", "task.modulus", "task.test_lengths"),
+    "data show recall --n 1": ("task.pairs", "task.test_pairs", "task.noise", "task.levels", "task.key_length"),
+    "data show selective --n 1": ("task.items", "task.noise"),
+    "data show palindrome --n 1": ("task.N",),
+    "data show stack --n 1": ("task.stacks",),
+    "data show induction --n 1": ("task.shown",),
     "plan run.yaml --gpus 1": ("arch", "model.num_hidden_layers", "train.batch_size", "model.fields.rope_theta"),
     "recipes show run.yaml": (
         "arch", "task.name", "model.hidden_size", "model.fields", "data.seq_len", "train.steps", "train.optim.lr",

@@ -8,15 +8,22 @@ import pytest
 from canonlm import tasks
 
 SMALL = {
+    "arithmetic": {"N": 9},
+    "automaton": {"N": 8},
     "brevo": {"N": 8},
     "capo": {"N": 20},
     "copying": {"N": 5},
     "depo": {"N": 6, "K": 2},
     "flipflop": {"N": 6},
+    "induction": {"N": 9},
     "lano": {"grammar": "cfg3f"},
     "mano": {"L": 3},
     "mqar": {"pairs": 2, "test_pairs": [2]},
+    "palindrome": {"N": 4},
     "parity": {"N": 8},
+    "recall": {"pairs": 2},
+    "selective": {"N": 8, "items": 2},
+    "stack": {"N": 20, "stacks": 2},
     "state": {"group": "S3", "N": 8},
 }
 

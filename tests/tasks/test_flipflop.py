@@ -104,7 +104,7 @@ def test_malformed_samples(text, line):
         ({"p_ignore": 1.0}, "flipflop.p_ignore: expected a number >= 0 and < 1"),
         ({"test_p_ignore": []}, "flipflop.test_p_ignore: expected at least one probability, and each once, got []"),
         ({"test_p_ignore": [0.5, 0.5]}, "flipflop.test_p_ignore: expected at least one probability, and each once"),
-        ({"test_lengths": [1]}, "flipflop.test_lengths: expected different integers from 2 to 65536, got [1]"),
+        ({"test_lengths": [1]}, "flipflop.test_lengths: expected different integers from 2 to 65536, or"),
     ],
 )
 def test_bad_settings(settings, line):

@@ -119,7 +119,7 @@ def test_tasks_can_be_pickled():
     [
         (
             lambda: tasks.get("depoo"),
-            'unknown task "depoo". Did you mean "depo"? Tasks: brevo, capo, copying, depo, flipflop, lano',
+            'unknown task "depoo". Did you mean "depo"? Tasks: arithmetic, automaton, brevo, capo, copying, depo',
         ),
         (lambda: tasks.get("depo", difficulty="depo1-226"), 'Did you mean "depo1-225"?'),
         (lambda: tasks.get("depo", name_vocb=3), 'unknown setting "depo.name_vocb". Did you mean "depo.name_vocab"?'),

@@ -224,7 +224,7 @@ def test_malformed_samples(settings, text, line):
         ({"group": "S5x"}, "or products such as A5xZ2), got \"S5x\""),
         ({"group": "S5xS5"}, 'expected a group of at most 1,000 elements (this one has 14,400), got "S5xS5"'),
         ({"inputs": "some"}, "state.inputs: expected 'all' or 'generators', got \"some\""),
-        ({"test_lengths": [2, 2]}, "state.test_lengths: expected different integers from 1 to 65536, got"),
+        ({"test_lengths": [2, 2]}, "state.test_lengths: expected different integers from 1 to 65536, or"),
         ({"N": 0}, "state.N: expected an integer >= 1"),
     ],
 )  # fmt: skip

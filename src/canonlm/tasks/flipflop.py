@@ -16,7 +16,7 @@ from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Task, V
 from canonlm.tasks.describe import Scale
 from canonlm.tasks.packing import IGNORE, compile_loop
 from canonlm.tasks.random import below, draw_index
-from canonlm.tasks.spec import TaskSpec
+from canonlm.tasks.spec import Sizes, TaskSpec
 
 BOS, WRITE, READ, FREE, ZERO = range(5)
 MAX_LENGTH = 2**16
@@ -33,16 +33,17 @@ class FlipFlop(Task):
         N: int = Field(64, ge=2, le=MAX_LENGTH)  # training: n = N pairs
         p_ignore: Probability = 0.8  # training
         test_p_ignore: list[Probability] = [0.1, 0.8, 0.98]  # test: uniform on these, from dense to sparse
-        test_lengths: list[int] | None = None  # test: n uniform on these; None: n = N
+        test_lengths: Sizes = None  # test: n uniform on these; None: n = N
 
         @model_validator(mode="after")
         def _sensible(self) -> "FlipFlop.Spec":
-            lengths, possible = self.test_lengths, range(2, MAX_LENGTH + 1)
-            if lengths is not None and not 0 < len(lengths) == len({*lengths} & {*possible}):
-                raise self.refuse("test_lengths", f"different integers from 2 to {MAX_LENGTH}", lengths)
+            self.lengths()
             if not 0 < len(self.test_p_ignore) == len({*self.test_p_ignore}):
                 raise self.refuse("test_p_ignore", "at least one probability, and each once", self.test_p_ignore)
             return self
+
+        def lengths(self) -> list[int]:
+            return self.sizes("test_lengths", self.N, range(2, MAX_LENGTH + 1), [self.N])
 
     difficulties = {f"flipflop-{N}": {"N": N} for N in (64, 256)}
     about = "The model reads bits that are written, ignored or read, and must say which bit was written last."
@@ -52,7 +53,7 @@ class FlipFlop(Task):
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
         self.vocab = Vocab(["bos", "w", "r", "i", "0", "1"], ["bos"])
-        self.test_lengths = sorted(spec.test_lengths or [spec.N])
+        self.test_lengths = spec.lengths()
         self.longest = max(spec.N, *self.test_lengths)
         self.max_len = 1 + 2 * self.longest
         powers = [1 << i for i in range(self.test_lengths[-1].bit_length()) if 1 << i < self.test_lengths[-1]]

@@ -15,7 +15,7 @@ from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Task, V
 from canonlm.tasks.describe import Scale, counted
 from canonlm.tasks.packing import IGNORE, compile_loop
 from canonlm.tasks.random import below, shuffle
-from canonlm.tasks.spec import TaskSpec
+from canonlm.tasks.spec import Sizes, TaskSpec
 
 BOS, ASK, FIRST_KEY = 0, 1, 2
 KINDS = {"b": "bos", "a": "ask", "k": "a key", "v": "a value"}
@@ -27,19 +27,20 @@ class Mqar(Task):
 
     class Spec(TaskSpec):
         pairs: int = Field(16, ge=1, le=2**16)  # training: n uniform on 1..pairs
-        test_pairs: list[int] | None = None  # test: n uniform on these; None: 4, 8, 16, … and `pairs`
+        test_pairs: Sizes = None  # test: n uniform on these; None: 4, 8, 16, … and `pairs`
         keys: int = Field(64, ge=1, le=2**20)  # number of possible keys
         values: int = Field(64, ge=1, le=2**20)  # number of possible values, which are other tokens
 
         @model_validator(mode="after")
         def _enough_tokens(self) -> "Mqar.Spec":
-            max_pairs, sizes = min(self.keys, self.values), self.test_pairs
-            available = f"as there are {self.keys} keys and {self.values} values"
-            if self.pairs > max_pairs:
+            if self.pairs > (max_pairs := min(self.keys, self.values)):
+                available = f"as there are {self.keys} keys and {self.values} values"
                 raise self.refuse("pairs", f"at most {max_pairs}, {available}", self.pairs)
-            if sizes is not None and not 0 < len(sizes) == len({*sizes} & {*range(1, max_pairs + 1)}):
-                raise self.refuse("test_pairs", f"different integers from 1 to {max_pairs}, {available}", sizes)
+            self.test_sizes()
             return self
+
+        def test_sizes(self) -> list[int]:
+            return self.sizes("test_pairs", self.pairs, range(1, min(self.keys, self.values) + 1))
 
     difficulties = {"mqar-16": {"pairs": 16}, "mqar-64": {"pairs": 64, "keys": 1024, "values": 1024}}
     loss_on = "answer"
@@ -54,8 +55,7 @@ class Mqar(Task):
         self.spec = spec
         keys, values = (f"k{i}" for i in range(1, spec.keys + 1)), (f"v{i}" for i in range(1, spec.values + 1))
         self.vocab = Vocab(["bos", "ask", *keys, *values], ["bos", "ask"])
-        powers = {1 << i for i in range(2, spec.pairs.bit_length())}
-        self.test_pairs = sorted(spec.test_pairs or powers | {spec.pairs})
+        self.test_pairs = spec.test_sizes()
         self.max_len = 2 + 4 * max(spec.pairs, *self.test_pairs)
 
     def slices(self) -> list[Slice]:

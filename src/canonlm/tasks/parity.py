@@ -14,7 +14,7 @@ from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Task, V
 from canonlm.tasks.describe import Scale, counted
 from canonlm.tasks.packing import IGNORE, compile_loop
 from canonlm.tasks.random import below
-from canonlm.tasks.spec import TaskSpec
+from canonlm.tasks.spec import Sizes, TaskSpec
 
 BOS, FIRST_BIT, ANS, EVEN = 0, 1, 3, 4
 MAX_BITS = 2**16
@@ -26,14 +26,15 @@ class Parity(Task):
 
     class Spec(TaskSpec):
         N: int = Field(32, ge=1, le=MAX_BITS)  # training: n uniform on 1..N
-        test_lengths: list[int] | None = None  # test: n uniform on these; None: 4, 8, 16, … and N
+        test_lengths: Sizes = None  # test: n uniform on these; None: 4, 8, 16, … and N
 
         @model_validator(mode="after")
         def _sensible(self) -> "Parity.Spec":
-            lengths, possible = self.test_lengths, range(1, MAX_BITS + 1)
-            if lengths is not None and not 0 < len(lengths) == len({*lengths} & {*possible}):
-                raise self.refuse("test_lengths", f"different integers from 1 to {MAX_BITS}", lengths)
+            self.lengths()
             return self
+
+        def lengths(self) -> list[int]:
+            return self.sizes("test_lengths", self.N, range(1, MAX_BITS + 1))
 
     difficulties = {f"parity-{N}": {"N": N} for N in (32, 128)}
     about = "The model reads a row of zeros and ones and must say whether the number of ones is even or odd."
@@ -42,8 +43,7 @@ class Parity(Task):
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
         self.vocab = Vocab(["bos", "0", "1", "ans", "even", "odd"], ["bos", "ans"])
-        powers = {1 << i for i in range(2, spec.N.bit_length())}
-        self.test_lengths = sorted(spec.test_lengths or powers | {spec.N})
+        self.test_lengths = spec.lengths()
         self.max_len = 3 + max(spec.N, *self.test_lengths)
 
     def slices(self) -> list[Slice]:

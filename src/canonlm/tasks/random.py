@@ -130,6 +130,16 @@ def shuffle(state, gamma, items, n, first):
 
 
 @njit(cache=True)
+def unshuffle(items, first):
+    """Undo `shuffle(…, items, n, first)` of items that were 0, 1, 2, … before, in `first` steps instead of n."""
+    for i in range(first):
+        if items[i] >= first:
+            items[items[i]] = items[i]
+    for i in range(first):
+        items[i] = i
+
+
+@njit(cache=True)
 def _swap(items, i, j):
     kept = items[i]
     items[i] = items[j]

@@ -1,10 +1,15 @@
 """A task's settings: a frozen pydantic model whose errors are one-line ValueErrors."""
 
+import re
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from canonlm.core.errors import expected, refused
+
+Sizes = list[int | str] | None
+"""Sizes of test samples: numbers, or multiples of the largest size of training (`x1.5`). None: the task's default."""
 
 
 class Settings(BaseModel):
@@ -37,3 +42,27 @@ class TaskSpec(Settings):
     def refuse(cls, key: str, what: str, value: object) -> ValueError:
         """For a validator that looks at several keys: `raise self.refuse("N", "at most 5 names", 6)`."""
         return expected(f"{cls.task}.{key}", what, value)
+
+    def sizes(self, key: str, trained: int, possible: range, default: Iterable[int] | None = None) -> list[int]:
+        """The test sizes of the setting `key`, sorted; by default 4, 8, 16, … and `trained`. A multiple of `trained` is
+        rounded down to a possible size."""
+        given = getattr(self, key)
+        if given is None:
+            return sorted(default or {1 << i for i in range(2, trained.bit_length())} | {trained})
+        numbers = [_number(one, trained, possible) for one in given]
+        if not 0 < len(numbers) == len({*numbers} & {*possible}):
+            step = "" if possible.step == 1 else f" in steps of {possible.step}"
+            what = (
+                f"different integers from {possible[0]} to {possible[-1]}{step}, or multiples of {trained} such as x1.5"
+            )
+            raise self.refuse(key, what, given)
+        return sorted(numbers)
+
+
+def _number(size: int | str, trained: int, possible: range) -> int:
+    if isinstance(size, int):
+        return size
+    if not re.fullmatch(r"x\d{1,4}(\.\d{1,4})?", size):
+        return possible[0] - 1
+    number = int(float(size[1:]) * trained + 1e-9)
+    return number - (number - possible[0]) % possible.step

@@ -1,0 +1,171 @@
+"""Palindrome and selective: say a row of words again, backwards, or without its noise. They measure exact memory.
+
+    palindrome:  bos  x_1 … x_n  ans  x_n … x_1
+    selective:   bos  n x_1 n n x_2 … x_k n  ans  x_1 … x_k          n positions, k of them items, the others noise
+
+Words are independent and equally likely, so a word may occur more than once; all choices of k positions are equally
+likely. Palindrome is the task of Kimi Linear (arXiv 2510.26692), selective copying that of Mamba (arXiv 2312.00752) and
+MAD (arXiv 2403.17844).
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Task, Vocab, register
+from canonlm.tasks.describe import Scale, counted
+from canonlm.tasks.packing import IGNORE, compile_loop
+from canonlm.tasks.random import below, two_below
+from canonlm.tasks.spec import Sizes, TaskSpec
+
+BOS, ANS, FIRST = 0, 1, 2
+MAX_LENGTH = 2**16
+MAX_WORDS = 2**20
+
+
+class Repeat(Task):
+    """items: how many of the n positions have a word; None: all."""
+
+    items: int | None = None
+    noise = 0
+    backwards = False
+
+    def __init__(self, spec: Any) -> None:
+        self.spec = spec
+        names = ["bos", "ans", *(f"x{i}" for i in range(1, spec.words + 1))]
+        names += [f"n{i}" for i in range(1, self.noise + 1)]
+        self.vocab = Vocab(names, ["bos", "ans"])
+        self.test_lengths = spec.lengths()
+        self.longest = max(spec.N, *self.test_lengths)
+        self.max_len = self.longest + 2 + (self.items or self.longest)
+
+    def slices(self) -> list[Slice]:
+        return [{"n": n} for n in self.test_lengths]
+
+    def chance(self, slice: Slice) -> float:
+        """Words are independent: those that were given say nothing about the next one."""
+        return 1 / self.spec.words
+
+    def explain(self, sample: Sample, query: Query) -> str:
+        at = query.start - sample.queries[0].start
+        place = f"{at + 1} from the end" if self.backwards else f"{at + 1}"
+        return f"word {place} is {self.vocab.name(sample.tokens[query.start])}"
+
+    def training_lengths(self) -> list[int]:
+        return [self.spec.N]
+
+    def sampler(self, test: bool) -> Sampler:
+        lengths = np.array(self.test_lengths if test else self.training_lengths())
+        return _loop, Tables(lengths, self.items or 0, self.spec.words, self.noise, self.backwards)
+
+    def _read(self, tokens: list[int]) -> tuple[dict, tuple[Query, ...]]:
+        n = len(tokens) // 2 - 1 if self.items is None else len(tokens) - 2 - self.items
+        if not (self.items or 1) <= n <= self.longest or len(tokens) != n + 2 + (self.items or n):
+            raise Malformed(len(tokens), f"expected bos, the row, ans and its words, got {len(tokens)} tokens")
+        self.vocab.after(tokens, 0, BOS)
+        for at in range(1, n + 1):
+            if not FIRST <= tokens[at] < len(self.vocab):
+                raise Malformed(
+                    at, f"expected a word{' or noise' * bool(self.noise)}, got {self.vocab.name(tokens[at])}"
+                )
+        words = [token for token in tokens[1 : n + 1] if token < FIRST + self.spec.words]
+        self.vocab.after(tokens, n + 1, ANS)
+        if len(words) != (self.items or n):
+            raise Malformed(n + 1, f"expected {self.items} words before it, got {len(words)}")
+        for at, word in enumerate(words[::-1] if self.backwards else words, n + 2):
+            self.vocab.after(tokens, at, word)
+        return {"n": n}, tuple(Query(at, at + 1, {"n": n}) for at in range(n + 2, len(tokens)))
+
+
+@register("palindrome")
+class Palindrome(Repeat):
+    """Repeat n words backwards. Loss on the repeated words."""
+
+    class Spec(TaskSpec):
+        N: int = Field(32, ge=1, le=MAX_LENGTH)  # training: n uniform on 1..N
+        words: int = Field(26, ge=2, le=MAX_WORDS)
+        test_lengths: Sizes = None  # test: n uniform on these; None: 4, 8, 16, … and N
+
+        @model_validator(mode="after")
+        def _sensible(self) -> "Palindrome.Spec":
+            self.lengths()
+            return self
+
+        def lengths(self) -> list[int]:
+            return self.sizes("test_lengths", self.N, range(1, MAX_LENGTH + 1))
+
+    difficulties = {f"palindrome-{N}": {"N": N} for N in (32, 128)}
+    about = "The model reads a row of random words and must say it backwards."
+    scales = {"n": Scale("number of words", counted("word"))}
+    backwards = True
+
+    def training_lengths(self) -> list[int]:
+        return [*range(1, self.spec.N + 1)]
+
+
+@register("selective")
+class Selective(Repeat):
+    """Repeat k words that are scattered among noise. Loss on the repeated words."""
+
+    class Spec(TaskSpec):
+        N: int = Field(64, ge=1, le=MAX_LENGTH)  # training: n = N positions
+        items: int = Field(8, ge=1, le=MAX_LENGTH)  # k: the positions that have a word
+        words: int = Field(14, ge=2, le=MAX_WORDS)
+        noise: int = Field(1, ge=1, le=256)  # different tokens of noise
+        test_lengths: Sizes = None  # test: n uniform on these, always with k words; None: n = N
+
+        @model_validator(mode="after")
+        def _sensible(self) -> "Selective.Spec":
+            if self.items > self.N:
+                raise self.refuse("items", f"at most N ({self.N})", self.items)
+            self.lengths()
+            return self
+
+        def lengths(self) -> list[int]:
+            return self.sizes("test_lengths", self.N, range(self.items, MAX_LENGTH + 1), [self.N])
+
+    difficulties = {"selective-64": {}, "selective-256": {"N": 239, "items": 16}}
+    about = "The model reads words among noise and must repeat the words, in order and without the noise."
+    scales = {"n": Scale("number of positions", counted("position"))}
+
+    def __init__(self, spec: Spec) -> None:
+        self.items, self.noise = spec.items, spec.noise
+        super().__init__(spec)
+
+
+class Tables(NamedTuple):
+    lengths: np.ndarray  # the values from which n is drawn
+    items: int  # 0: all positions
+    words: int
+    noise: int
+    backwards: bool
+
+
+def _make_room(tables):
+    return ()
+
+
+def _draw(state, gamma, tables, room, tokens, targets):
+    lengths, items, words, noise, backwards = tables
+    state, which = below(state, gamma, len(lengths))
+    n = lengths[which]
+    items = items or n
+    left = items
+    for i in range(n):
+        state, place, word = two_below(state, gamma, n - i, words)
+        if place < left:  # each choice of positions has one such sequence of draws in as many as there are choices
+            at = n + 1 + left if backwards else n + 2 + items - left
+            tokens[i + 1] = tokens[at] = targets[at] = FIRST + word
+            left -= 1
+        else:
+            other = 0
+            if noise > 1:
+                state, other = below(state, gamma, noise)
+            tokens[i + 1] = FIRST + words + other
+    tokens[0], tokens[n + 1] = BOS, ANS
+    targets[: n + 2] = IGNORE
+    return n + 2 + items
+
+
+_loop = compile_loop(_draw, _make_room)

@@ -1,0 +1,135 @@
+"""Stack: what is on top of this stack? Measures the tracking of several last-in, first-out stacks.
+
+    bos  push s3 x7  push s1 x2  push s3 x4  pop s3 x4  pop s3 x7 …
+
+n operations on `stacks` stacks. Each names a stack, uniformly; it pushes a random element if the stack is empty, and
+else pushes one or pops, equally likely. The model has to give the popped element. Our reading of the task "stack" of
+Kimi Linear (arXiv 2510.26692), which states neither the distribution of operations nor the number of elements.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Task, Vocab, register
+from canonlm.tasks.describe import Scale, counted
+from canonlm.tasks.packing import IGNORE, compile_loop
+from canonlm.tasks.random import below, two_below
+from canonlm.tasks.spec import Sizes, TaskSpec
+
+BOS, PUSH, POP, FIRST = 0, 1, 2, 3
+MAX_LENGTH = 2**14
+
+
+@register("stack")
+class Stack(Task):
+    """The elements that n operations pop. Loss on the popped elements."""
+
+    class Spec(TaskSpec):
+        N: int = Field(64, ge=2, le=MAX_LENGTH)  # training: n = N operations
+        stacks: int = Field(64, ge=1, le=4096)
+        elements: int = Field(26, ge=2, le=2**16)
+        test_lengths: Sizes = None  # test: n uniform on these; None: n = N
+
+        @model_validator(mode="after")
+        def _sensible(self) -> "Stack.Spec":
+            self.lengths()
+            return self
+
+        def lengths(self) -> list[int]:
+            return self.sizes("test_lengths", self.N, range(2, MAX_LENGTH + 1), [self.N])
+
+    difficulties = {f"stack-{N}": {"N": N} for N in (85, 341, 682)}  # 256, 1024 and 2047 tokens
+    about = "The model reads operations on several stacks, and must give the element that each `pop` takes off."
+    scales = {"n": Scale("number of operations", counted("operation"))}
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec, self.first_element = spec, FIRST + spec.stacks
+        stacks, elements = (f"s{i}" for i in range(1, spec.stacks + 1)), (f"x{i}" for i in range(1, spec.elements + 1))
+        self.vocab = Vocab(["bos", "push", "pop", *stacks, *elements], ["bos"])
+        self.test_lengths = spec.lengths()
+        self.longest = max(spec.N, *self.test_lengths)
+        self.max_len = 1 + 3 * self.longest
+
+    def slices(self) -> list[Slice]:
+        return [{"n": n} for n in self.test_lengths]
+
+    def chance(self, slice: Slice) -> float:
+        """Elements are independent and equally likely."""
+        return 1 / self.spec.elements
+
+    def explain(self, sample: Sample, query: Query) -> str:
+        stack, element = map(self.vocab.name, sample.tokens[query.start - 1 : query.stop])
+        pushed = sample.meta["pushed"][(query.start - 1) // 3]
+        return f"{element} was pushed onto {stack} by operation {pushed + 1}, and not popped since"
+
+    def sampler(self, test: bool) -> Sampler:
+        lengths = np.array(self.test_lengths if test else [self.spec.N])
+        return _loop, Tables(lengths, self.spec.stacks, self.spec.elements)
+
+    def _read(self, tokens: list[int]) -> tuple[dict, tuple[Query, ...]]:
+        n = (len(tokens) - 1) // 3
+        if len(tokens) != 1 + 3 * n or not 1 <= n <= self.longest:
+            raise Malformed(len(tokens), f"expected bos and 1 to {self.longest} operations, got {len(tokens)} tokens")
+        self.vocab.after(tokens, 0, BOS)
+        stacks: dict[int, list[int]] = {}
+        queries, pushed = [], {}
+        for i in range(n):
+            at, (kind, stack, element) = 3 * i + 1, tokens[3 * i + 1 : 3 * i + 4]
+            if kind not in (PUSH, POP):
+                raise Malformed(at, f"expected push or pop, got {self.vocab.name(kind)}")
+            if not FIRST <= stack < self.first_element:
+                raise Malformed(at + 1, f"expected a stack, got {self.vocab.name(stack)}")
+            on_it = stacks.setdefault(stack, [])
+            if kind == PUSH:
+                if not self.first_element <= element < len(self.vocab):
+                    raise Malformed(at + 2, f"expected an element, got {self.vocab.name(element)}")
+                on_it.append(i)
+                continue
+            if not on_it:
+                raise Malformed(at, f"expected push, as {self.vocab.name(stack)} is empty")
+            pushed[i] = on_it.pop()
+            self.vocab.after(tokens, at + 2, tokens[3 * pushed[i] + 3])
+            queries.append(Query(at + 2, at + 3, {"n": n}, at))
+        return {"n": n, "pushed": pushed}, tuple(queries)
+
+
+class Tables(NamedTuple):
+    lengths: np.ndarray  # the values from which n is drawn
+    stacks: int
+    elements: int
+
+
+def _make_room(tables):
+    """The last element of each stack, and what was below each operation's element: an operation, or -1."""
+    return np.empty(tables.stacks, np.int32), np.empty(tables.lengths.max(), np.int32)
+
+
+def _draw(state, gamma, tables, room, tokens, targets):
+    lengths, stacks, elements = tables
+    top, under = room
+    state, which = below(state, gamma, len(lengths))
+    n = lengths[which]
+    tokens[0] = BOS
+    targets[: 3 * n + 1] = IGNORE
+    top[:] = -1
+    for i in range(n):
+        at = 3 * i + 1
+        state, which, element = two_below(state, gamma, 2 * stacks, elements)
+        stack = which >> 1
+        tokens[at + 1] = FIRST + stack
+        last = top[stack]
+        if which & 1 and last >= 0:
+            tokens[at] = POP
+            tokens[at + 2] = targets[at + 2] = tokens[3 * last + 3]
+            top[stack] = under[last]
+        else:
+            tokens[at] = PUSH
+            tokens[at + 2] = FIRST + stacks + element
+            under[i] = last
+            top[stack] = i
+    return 3 * n + 1
+
+
+_loop = compile_loop(_draw, _make_room)

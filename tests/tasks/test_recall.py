@@ -1,0 +1,210 @@
+"""Recall: an independent reader of all its variants, the distribution, and every mistake."""
+
+import re
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from canonlm import tasks
+from canonlm.tasks.recall import Recall
+
+COMMON = {
+    "pairs": st.integers(1, 9),
+    "noise": st.sampled_from([0, 0.3, 0.8]),
+    "noise_words": st.integers(1, 4),
+    "space": st.integers(1, 4),
+    "gaps": st.sampled_from([None, 0.01, 0.7]),
+}
+UPDATES = st.sampled_from([0, 0.5, 1])
+KINDS = st.one_of(
+    st.fixed_dictionaries(
+        COMMON | {
+            "keys": st.integers(9, 20), "values": st.integers(18, 25), "updates": UPDATES,
+            "filler": st.sampled_from(["noise", "words"]), "answers": st.sampled_from(["shown", "hidden"]),
+        }
+    ),
+    st.fixed_dictionaries(
+        COMMON | {
+            "keys": st.just(3), "values": st.just(4), "updates": UPDATES,
+            "key_length": st.integers(2, 3), "value_length": st.integers(2, 3),
+        }
+    ),
+    st.fixed_dictionaries(COMMON | {"grid": st.just(True), "updates": UPDATES, "keys": st.integers(3, 9)}),
+    st.fixed_dictionaries(COMMON | {"levels": st.integers(2, 4), "keys": st.integers(36, 40)}),
+)  # fmt: skip
+
+
+@given(KINDS, st.sampled_from(["train", "valid", "test"]), st.integers(0, 2**40))
+def test_every_answer_follows_from_the_bindings(settings, split, seed):
+    task = tasks.get("recall", **settings)
+    sample = task.sample(split, seed, 0)
+    bos, *names = task.vocab.show(sample).split()
+    context, asked = names[: names.index("ask")], names[names.index("ask") + 1 :]
+    levels, hidden = settings.get("levels", 1), settings.get("answers") == "hidden"
+    slots = re.findall(r"((?:[kq]\d+ )+)((?:v\d+ )+)|(n\d+ n\d+ )", " ".join([*context, ""]))
+    if levels > 1:
+        slots = [("", "", one) if one[0] == "n" else (f"{one} ", f"{two} ", "")
+                 for one, two in zip(context[::2], context[1::2], strict=True)]  # fmt: skip
+    bindings = [(key, value) for key, value, noise in slots if not noise]
+    newest = dict(bindings)
+    n = len(newest) // levels
+    again = int(n * settings.get("updates", 0))
+    assert bos == "bos"
+    assert len(bindings) == n * levels + again
+    assert {key for key, _ in bindings[: n * levels]} == {*newest}  # all keys once, before any is bound again
+    assert len({value for _, value in bindings}) == len(bindings)
+    fraction = settings["noise"]
+    assert len(slots) - len(bindings) == round(len(bindings) * fraction / (1 - fraction))
+    assert {"pairs": n} in task.slices() if split == "test" else n <= settings["pairs"]
+    ends, hops = {}, Counter()
+    for key in newest:
+        ends[key] = newest[key]
+        hops[key] = 1
+        while ends[key] in newest:
+            ends[key] = newest[ends[key]]
+            hops[key] += 1
+    answered = set()
+    for query, label in zip(sample.queries, task.grade(sample, sample.labels), strict=True):
+        assert label.correct
+        key = f"{task.vocab.text(sample.tokens[query.question_start : query.start])} "
+        value = f"{task.vocab.text(sample.labels[query.start : query.stop])} "
+        assert value == ends[key]
+        assert hidden or value == f"{task.vocab.text(sample.tokens[query.start : query.stop])} "
+        assert task.explain(sample, query).startswith(f"{key}was bound to ")
+        assert query.slice["pairs"] == n
+        assert levels == 1 or query.slice["hops"] == hops[key]
+        assert not again or query.slice["bound"] == ("again" if [k for k, _ in bindings].count(key) > 1 else "once")
+        answered.add(value)
+    assert len(answered) == len(sample.queries) == n
+    filler = [
+        i
+        for i in range(len(asked))
+        if not any(q.question_start <= i + len(context) + 2 < q.stop for q in sample.queries)
+    ]
+    assert len(filler) == 2 * n * (settings["space"] - 1)
+    if settings.get("filler") == "words":
+        assert not {f"{asked[i]} " for i in filler} & {*newest}
+    else:
+        assert all(asked[i][0] == "n" for i in filler)
+    assert len(sample.tokens) <= task.max_len
+
+
+def test_bindings_questions_and_noise_have_the_stated_probabilities(documents, fits):
+    task = tasks.get("recall", pairs=2, keys=3, values=3, test_pairs=[2], noise=0.5, noise_words=2, space=2)
+    docs = documents(task, "test", 6000)
+    names = [task.vocab.text(doc).split() for doc in docs]
+    fits([*Counter((doc[i], doc[i + 1]) for doc in names for i in range(1, 9, 2) if doc[i][0] == "k").values()])
+    fits([*Counter(tuple(i for i in range(1, 9, 2) if doc[i][0] == "n") for doc in names).values()])  # 6 choices
+    order = Counter(tuple(i for i in range(10, 18, 2) if doc[i][0] == "k") for doc in names)
+    assert len(order) == 6
+    fits([*order.values()])
+    fits([*Counter(doc[1:10].index(next(x for x in doc[10:] if x[0] == "k")) < doc[1:10].index(
+        [x for x in doc[10:] if x[0] == "k"][1]) for doc in names).values()])  # fmt: skip
+    fits([*Counter((doc[i], doc[i + 1]) for doc in names for i in range(10, 18, 2) if doc[i][0] == "n").values()])
+
+
+def test_questions_are_asked_after_gaps_drawn_by_a_power_distribution(documents, fits):
+    task = tasks.get("recall", pairs=2, keys=2, values=2, test_pairs=[2], space=3, gaps=0.2)
+    weights = np.arange(1, 7) ** (0.2 - 1)
+    p = weights / weights.sum()
+    counts = Counter()
+    for doc in documents(task, "test", 8000):
+        key = {doc[1]: 0, doc[3]: 1}
+        places = {key[doc[i]]: (i - 6) // 2 for i in range(6, 18, 2) if doc[i] in key}
+        counts[places[0], places[1]] += 1
+    pairs = [(a, b) for a in range(6) for b in range(6) if a != b]
+    fits([counts[pair] for pair in pairs], [p[a] * p[b] / (1 - p[a]) for a, b in pairs])  # without replacement
+
+
+def test_rows_of_several_words_updates_and_levels_are_equally_likely(documents, fits):
+    fuzzy = tasks.get("recall", pairs=1, keys=2, values=1, key_length=2, value_length=1)
+    keys = Counter(tuple(doc[1 : doc.index(4)]) for doc in documents(fuzzy, "train", 3000))
+    fits([keys[row] for row in ((2,), (3,), (2, 2), (2, 3), (3, 2), (3, 3))], [1 / 4] * 2 + [1 / 8] * 4)
+    forgetting = tasks.get("recall", pairs=4, keys=4, values=6, test_pairs=[4], updates=0.5)
+    docs = documents(forgetting, "test", 3000)
+    fits([*Counter(tuple(doc.index(doc[i]) for i in (9, 11)) for doc in docs).values()])
+    stacked = tasks.get("recall", pairs=2, keys=6, levels=3, test_pairs=[2])
+    hops = Counter(q.slice["hops"] for i in range(1500) for q in stacked.sample("test", 0, i).queries)
+    fits([hops[1], hops[2], hops[3]])
+    grid = documents(tasks.get("recall", pairs=4, keys=2, grid=True, test_pairs=[4]), "test", 6000)
+    fits([*Counter(tuple(zip(doc[1:13:3], doc[2:13:3], strict=True)) for doc in grid).values()])  # 24 orders
+
+
+def test_a_guess_among_the_values_left_scores_chance():
+    rng = np.random.default_rng(0)
+    for difficulty in ("recall-noisy", "recall-zoology"):
+        task = tasks.get("recall", difficulty=difficulty, pairs=5, test_pairs=[5])
+        right = []
+        for index in range(1500):
+            sample = task.sample("test", 0, index)
+            answers = [int(sample.labels[query.start]) for query in sample.queries]
+            for i, answer in enumerate(answers):
+                right.append(rng.choice(answers[i * (not task.hidden) :]) == answer)
+        assert np.mean(right) == pytest.approx(task.chance({"pairs": 5}), abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text", "line"),
+    [
+        ({}, "k1 v1 ask k1 v1", "position 0: expected bos, got k1"),
+        ({}, "bos v1 k1 ask k1 v1", "position 1: expected a binding, noise or ask, got v1"),
+        ({}, "bos k1 v1", "position 3: expected ask, got the end"),
+        ({}, "bos ask", "position 1: expected bindings before it, to different values"),
+        ({}, "bos k1 v1 k2 v1 ask", "position 5: expected bindings before it, to different values"),
+        ({}, "bos k1 v1 k1 v2 ask", "position 5: expected 1 bindings before it, got 2"),
+        ({}, "bos n1 n1 k1 v1 ask", "position 5: expected 0 slots of noise before it, got 1"),
+        ({}, "bos k1 v1 ask k2 v1", "position 4: expected a question about one of the keys, got k2"),
+        ({}, "bos k1 v1 ask k1 v2", "position 5: expected v1, got v2"),
+        ({}, "bos k1 v1 k2 v2 ask k1 v1 k1 v1", "position 10: expected 2 questions, one about every key, and nothing"),
+        ({"space": 2}, "bos k1 v1 ask k1 v1", "position 6: expected a question about one of the keys or filler, got"),
+        ({"updates": 1}, "bos k1 v1 k1 v2 ask k1 v1", "position 7: expected v2, got v1"),
+        ({"grid": True}, "bos k1 v1 ask k1 v1", "position 1: expected a binding, noise or ask, got k1"),
+        ({"levels": 2}, "bos k1 k2 k2 v1 ask k1 k2", "position 6: expected a question about one of the keys, got k1"),
+        ({"levels": 2}, "bos k1 k2 k3 v1 ask k1 v1", "position 7: expected k2, got v1"),
+    ],
+)  # fmt: skip
+def test_malformed_samples(settings, text, line):
+    task = tasks.get("recall", **settings)
+    with pytest.raises(ValueError) as error:
+        task.read([task.vocab.ids[name] for name in text.split()])
+    assert line in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"pairs": 65}, "recall.pairs: expected at most 64, as there are no more keys or values, got 65"),
+        ({"updates": 0.5, "pairs": 50}, "recall.pairs: expected at most 42, as"),
+        ({"levels": 5}, "recall.pairs: expected at most 12, as there are no more keys or values, got 16"),
+        ({"grid": True, "test_pairs": [5]}, "recall.test_pairs: expected square numbers with grid=true, got [5]"),
+        ({"grid": True, "key_length": 2}, "recall.levels: expected 1 with a grid, long keys or values, or updates"),
+        (
+            {"levels": 2, "updates": 0.1},
+            "recall.levels: expected 1 with a grid, long keys or values, or updates, got 2",
+        ),
+        ({"key_length": 8}, "recall.key_length: expected less, so that key_length x keys^key_length is at most"),
+        ({"value_length": 2, "answers": "hidden"}, "expected 1 with these answers or filler, got 2"),
+        ({"grid": True, "filler": "words"}, 'recall.filler: expected "noise" with grid=true, got "words"'),
+        ({"noise": 1.0}, "recall.noise: expected a number >= 0 and <= 0.95, got 1"),
+        ({"test_pairs": ["x5"]}, "recall.test_pairs: expected different integers from 1 to 64, or multiples of 16"),
+    ],
+)
+def test_bad_settings(settings, line):
+    with pytest.raises(ValueError) as error:
+        tasks.get("recall", **settings)
+    assert line in str(error.value)
+
+
+@pytest.mark.parametrize("difficulty", Recall.difficulties)
+def test_hidden_answers_have_no_loss_on_all(difficulty):
+    task = tasks.get("recall", difficulty=difficulty)
+    if task.hidden:
+        with pytest.raises(ValueError, match=r'^loss_on: expected "answer" with recall\.answers=hidden, got "all"$'):
+            task.windows("train", 0, 0, 1, seq_len=9, loss_on="all")
+    row = task.windows("train", 5, 0, 1, seq_len=500)
+    parts = [task.sample("train", 5, 0, j) for j in range(int(row.doc_ids[0].max()) + 1)]
+    for rows, each in ((row.input_ids, [p.tokens for p in parts]), (row.labels, [p.labels for p in parts])):
+        assert rows[0].tolist() == np.concatenate(each)[:500].tolist()

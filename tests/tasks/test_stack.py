@@ -1,0 +1,78 @@
+"""Stack: lists of Python as the independent truth, the distribution, and every mistake."""
+
+from collections import Counter, defaultdict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from canonlm import tasks
+
+
+@given(
+    st.integers(2, 60), st.integers(1, 6), st.integers(2, 5), st.sampled_from(["train", "test"]), st.integers(0, 2**40)
+)
+def test_what_is_popped_was_pushed_last(N, stacks, elements, split, seed):
+    task = tasks.get("stack", N=N, stacks=stacks, elements=elements, test_lengths=["x1", "x1.5"])
+    sample = task.sample(split, seed, 0)
+    bos, *rest = task.vocab.show(sample).split()
+    operations = [*zip(rest[::3], rest[1::3], rest[2::3], strict=True)]
+    assert (bos, len(operations)) in [("bos", n) for n in ([N, int(1.5 * N)] if split == "test" else [N])]
+    held, popped = defaultdict(list), []
+    for i, (kind, stack, element) in enumerate(operations):
+        if kind == "push":
+            held[stack].append((i, element))
+        else:
+            assert kind == "pop"
+            pushed, on_top = held[stack].pop()
+            assert on_top == element
+            popped.append((3 * i + 3, pushed))
+    assert [(q.start, q.question_start) for q in sample.queries] == [(at, at - 2) for at, _ in popped]
+    for query, (_, pushed) in zip(sample.queries, popped, strict=True):
+        assert f" by operation {pushed + 1}, and" in task.explain(sample, query)
+
+
+def test_operations_have_the_stated_probabilities(documents, fits):
+    docs = documents(tasks.get("stack", N=2, stacks=2, elements=2), "train", 10_000)
+    counts = Counter(tuple(doc[1:]) for doc in docs)
+    push, pop, shares = 1, 2, {}
+    for first in ((s, x) for s in (3, 4) for x in (5, 6)):
+        for s in (3, 4):
+            for x in (5, 6):
+                shares[push, *first, push, s, x] = 1 / 16 / (2 if s == first[0] else 1)
+        shares[push, *first, pop, *first] = 1 / 16
+    fits([counts[each] for each in shares], [*shares.values()])
+    assert {*counts} == {*shares}
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("bos push s1", "position 3: expected bos and 1 to 64 operations, got 3 tokens"),
+        ("push push s1 x1", "position 0: expected bos, got push"),
+        ("bos s1 s1 x1", "position 1: expected push or pop, got s1"),
+        ("bos push x1 x1", "position 2: expected a stack, got x1"),
+        ("bos push s1 s1", "position 3: expected an element, got s1"),
+        ("bos pop s2 x1", "position 1: expected push, as s2 is empty"),
+        ("bos push s1 x1 push s1 x2 pop s1 x1", "position 9: expected x2, got x1"),
+    ],
+)
+def test_malformed_samples(text, line):
+    task = tasks.get("stack")
+    with pytest.raises(ValueError) as error:
+        task.read([task.vocab.ids[word] for word in text.split()])
+    assert str(error.value) == line
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"stacks": 0}, "stack.stacks: expected an integer >= 1"),
+        ({"elements": 1}, "stack.elements: expected an integer >= 2"),
+        ({"test_lengths": ["x999"]}, "stack.test_lengths: expected different integers from 2 to 16384, or multiples"),
+    ],
+)
+def test_bad_settings(settings, line):
+    with pytest.raises(ValueError) as error:
+        tasks.get("stack", **settings)
+    assert line in str(error.value)
