@@ -21,6 +21,7 @@ import torch
 from canon import load, machine, save
 from torch import Tensor
 from torch.nn.functional import logsigmoid, normalize, softplus
+from transformers.models.kimi_linear.modeling_kimi_linear import chunk_kimi_delta_attention
 from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
 
@@ -59,6 +60,11 @@ def delta_rule_inputs(*shape: int) -> list[Tensor]:
     return [normalize(q, dim=-1), normalize(k, dim=-1), v, -softplus(g - 3), beta.sigmoid()]
 
 
+def by_channel(*shape: int) -> list[Tensor]:
+    q, k, v, _, beta = delta_rule_inputs(*shape)
+    return [q, k, v, -softplus(torch.randn(shape) - 3), beta]
+
+
 def ssd_inputs(*shape: int) -> list[Tensor]:
     batch, time, heads, channels = shape
     B, C = torch.randn(2, batch, time, 1, channels) / channels**0.5
@@ -80,6 +86,13 @@ OPS = {
         gated_delta_rule_chunked,
         gated_delta_rule_recurrent,
         {"transformers": torch_chunk_gated_delta_rule},
+    ),
+    "delta rule by channel": Op(
+        by_channel,
+        gated_delta_rule,
+        gated_delta_rule_chunked,
+        gated_delta_rule_recurrent,
+        {"transformers": chunk_kimi_delta_attention},
     ),
     "SSD": Op(
         ssd_inputs,

@@ -39,6 +39,10 @@ def delta_rule(q, k, v, g, beta, state):
     return gated_delta_rule(q, k, v, -g.exp(), beta.sigmoid(), state_BHKV=state, doc_ids_BT=DOCS)
 
 
+def vector_rule(q, k, v, g, beta, r, state):
+    return gated_delta_rule(q, k, v, -g.exp(), beta.sigmoid(), r, state_BHKV=state, doc_ids_BT=DOCS)
+
+
 def duality(x, dt, A, B, C, state):
     return ssd(x, dt.exp(), -A.exp(), B, C, state_BHPN=state, doc_ids_BT=DOCS)
 
@@ -49,6 +53,10 @@ OPS = {
     "in place": (conv, [(2, 5, 3), (3, 1, 4), (2, 3, 4)]),
     "gated_linear_attention": (gla, [(*TOKENS, 2), (2, 5, 1, 2), (2, 5, 1, 3), (2, 5, 1, 2), (2, 1, 2, 3)]),
     "gated_delta_rule": (delta_rule, [(*TOKENS, 2), (*TOKENS, 2), (*TOKENS, 3), TOKENS, TOKENS, (2, 2, 2, 3)]),
+    "vectors": (
+        vector_rule,
+        [(*TOKENS, 2), (*TOKENS, 2), (*TOKENS, 3), (*TOKENS, 2), TOKENS, (*TOKENS, 2), (2, 2, 2, 3)],
+    ),
     "ssd": (duality, [(*TOKENS, 2), TOKENS, (2,), (2, 5, 1, 2), (2, 5, 1, 2), (2, 2, 2, 2)]),
 }
 
@@ -106,7 +114,7 @@ def test_no_other_operator_has_a_backward():
     """Those of Triton refuse a second one (tests/kernels); `materialize` is the identity."""
     names = {name.split("::")[1] for name in torch._C._dispatch_get_all_op_names() if name.startswith("canonlm::")}
     with_backward = {name for name in names if f"{name}_backward" in names}
-    assert with_backward == {*OPS, "cpu_gated", "cpu_rotary_conv", "conv", "gated", "normed"} - {"in place"}
+    assert with_backward == {*OPS, "cpu_gated", "cpu_rotary_conv", "conv", "gated", "normed"} - {"in place", "vectors"}
 
 
 def test_fla_refuses_a_second_backward(monkeypatch):

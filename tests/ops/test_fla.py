@@ -1,13 +1,14 @@
 """The contract with flash-linear-attention: what its kernels get and give, with the definitions in their place."""
 
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 from operators import Operators
-from test_recurrences import OPS, every_op
+from test_recurrences import OPS, of_the_vector_rule
 from torch.testing import assert_close
 
 from canonlm.ops import fla, gated_delta_rule, gated_linear_attention, ssd
@@ -36,7 +37,16 @@ KERNELS = {
     "gla": ("chunk_gla", of_gla),
     "simple_gla": ("chunk_simple_gla", of_simple_gla),
     "gated_delta_rule": ("chunk_gated_delta_rule", of_the_delta_rule),
+    "kda": ("chunk_kda", of_the_delta_rule),
 }
+
+
+def of_kda(*args):
+    *tokens, _, state = of_the_vector_rule(*args)  # without other read keys, for which there is no kernel
+    return *tokens, state
+
+
+OF_KERNELS = {**OPS, "vector rule": replace(OPS["vector rule"], draw=of_kda)}
 
 
 @pytest.fixture
@@ -78,13 +88,14 @@ def calls(monkeypatch):
     monkeypatch.setattr(fla, "takes", lambda *_: True)
     for module in (gated_linear_attention, ssd, gated_delta_rule):
         monkeypatch.setattr(module, "_kernel_is_right", lambda with_gradients: True)
+    monkeypatch.setattr(gated_delta_rule, "_channel_kernel_is_right", lambda with_gradients: True)
     return calls
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("doc_ids", [None, DOC_IDS], ids=["rows", "documents"])
 @pytest.mark.parametrize("state", [False, True])
-@every_op
+@pytest.mark.parametrize("op", OF_KERNELS.values(), ids=OF_KERNELS)
 def test_kernels_get_and_give_what_their_documentation_says(calls, monkeypatch, op, state, doc_ids, dtype):
     tensors, _ = op.inputs(14, 3, 12, (4, 2), 5, state=state, extreme=op is OPS["gla"])
     narrow = [None if x is None else x.detach().to(torch.float32 if i in op.gates else dtype).requires_grad_()
@@ -105,9 +116,10 @@ def test_kernels_get_and_give_what_their_documentation_says(calls, monkeypatch, 
     assert_close(by_kernel, ours, **close)
 
 
-def test_wide_keys_do_not_use_the_kernel(calls):
-    op = OPS["delta rule"]
-    tensors, _ = op.inputs(15, time=3, size=258)
+@pytest.mark.parametrize(("name", "size"), [("delta rule", 258), ("vector rule", 4)])
+def test_wide_keys_and_other_read_keys_do_not_use_the_kernels(calls, name, size):
+    op = OPS[name]
+    tensors, _ = op.inputs(15, time=3, size=size)
     assert_close(op.call(op.run, tensors)[0], op.call(op.chunked, tensors)[0])
     assert not calls
 

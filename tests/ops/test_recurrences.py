@@ -61,6 +61,13 @@ def of_the_delta_rule(batch, time, heads, groups, size, extreme, same_keys=False
     return q, k, v, g, torch.ones_like(beta) if same_keys else beta, state
 
 
+def of_the_vector_rule(*args, **more):
+    """A decay per channel, some of them 1e-4 and 1 - 1e-7; strengths up to 2; read keys that are not the keys."""
+    q, k, v, _, beta, state = of_the_delta_rule(*args, **more)
+    values = [0, -1e-7, -9.2, -1000, -torch.inf] if args[-1] else [0, -1e-7, -0.05, -0.3, -2, -9.2]
+    return q, k, v, extremes(values, k.shape), 2 * beta, torch.rand_like(k) * k, state
+
+
 @dataclass(frozen=True)
 class Op:
     """draw: inputs and the state. gates: the inputs that stay in single precision. silent: the inputs that are zero for
@@ -104,6 +111,8 @@ OPS = {
     "ssd": Op(ssd, ssd_chunked, ssd_recurrent, "state_BHPN", of_ssd, (1, 2), (1,)),
     "delta rule": Op(gated_delta_rule, gated_delta_rule_chunked, gated_delta_rule_recurrent, "state_BHKV",
                      of_the_delta_rule, (3, 4), (3, 4)),
+    "vector rule": Op(gated_delta_rule, gated_delta_rule_chunked, gated_delta_rule_recurrent, "state_BHKV",
+                      of_the_vector_rule, (3, 4), (3, 4)),
 }  # fmt: skip
 every_op = pytest.mark.parametrize("op", OPS.values(), ids=OPS)
 single = torch.float32
@@ -174,6 +183,36 @@ def test_the_delta_rule_equals_transformers(time):
     assert_close(got[:2], [*step_by_step], atol=1e-5, rtol=1e-5)
 
 
+def of_each_token(state, q, k, v, g, beta, r):
+    """The rule as a product of matrices: S = (I - k (beta r)^T) diag(exp(g)) S + k (beta v)^T."""
+    eye = torch.eye(len(k), dtype=DOUBLE)
+    state = (eye - torch.outer(k, beta * r)) @ (g.exp().expand(len(k))[:, None] * state) + torch.outer(k, beta * v)
+    return state, len(k) ** -0.5 * q @ state
+
+
+@pytest.mark.parametrize("kind", ["per head", "per channel", "vectors", "two steps"])
+def test_the_delta_rules_are_products_of_matrices(kind):
+    """Several tokens of several documents; with two steps per token, the decay is before the first."""
+    name, steps = "delta rule" if kind in ("per head", "two steps") else "vector rule", 1 + (kind == "two steps")
+    (q, k, v, g, beta, *r, past), doc_ids = OPS[name].inputs(0, 2, 12, (2, 2), docs=0.2)
+    q, g, doc_ids = q[:, ::steps], g[:, ::steps], doc_ids[:, ::steps]
+    assert len(doc_ids.unique()) > 2
+    r = r if kind == "vectors" else []
+    got = gated_delta_rule(q, k, v, g, beta, *r, steps=steps, state_BHKV=past, doc_ids_BT=doc_ids)
+    reads, still = r[0] if r else k, torch.zeros((), dtype=DOUBLE)
+    for b, h in torch.cartesian_prod(torch.arange(2), torch.arange(2)).tolist():
+        state = past[b, h]
+        for t in range(12 // steps):
+            if t and doc_ids[b, t] != doc_ids[b, t - 1]:
+                state = torch.zeros_like(state)
+            for i in range(t * steps, (t + 1) * steps):
+                decay = still if i % steps else g[b, t, h]
+                state, o = of_each_token(state, q[b, t, h], *(x[b, i, h] for x in (k, v)), decay, beta[b, i, h],
+                                         reads[b, i, h])  # fmt: skip
+            assert_close(got[0][b, t, h], o, atol=1e-10, rtol=0)
+        assert_close(got[1][b, h], state, atol=1e-10, rtol=0)
+
+
 # -- the chunked forms ------------------------------------------------------------------------------------------------
 
 
@@ -213,7 +252,7 @@ def test_scale_of_the_delta_rule(scale):
 def test_float32_keeps_its_digits(op, kind):
     """Strong decays beside weak ones: differences of running sums would be wrong in the third digit."""
     if kind == "same_keys" and op is not OPS["delta rule"]:
-        pytest.skip("only the delta rule solves a system of keys")
+        pytest.skip("only the delta rule solves a system of keys; the vector rule draws it with strengths up to 2")
     how = {} if kind == "usual" else {kind: True}
     tensors, doc_ids = op.inputs(1, 2, 300, size=9, docs=0.01, **how)
     exact = op.results(op.recurrent, tensors, doc_ids)
@@ -228,7 +267,8 @@ def test_not_even_rounding_crosses_into_another_document(op):
     tensors = [x.detach().float() for x in tensors[:-1]]
     doc_ids = (torch.arange(100) >= 43).long()[None]
     alone, _ = op.run(*part(tensors, slice(43, None)))
-    for at in {"gla": (1, 2), "ssd": (0, 3), "delta rule": (2,)}[next(n for n, o in OPS.items() if o is op)]:
+    of_op = {"gla": (1, 2), "ssd": (0, 3), "delta rule": (2,), "vector rule": (2,)}
+    for at in of_op[next(n for n, o in OPS.items() if o is op)]:
         tensors[at][:, :43] = 1e9
     tensors = [x.requires_grad_() for x in tensors]
     o, _ = op.run(*tensors, doc_ids_BT=doc_ids)
@@ -381,4 +421,7 @@ def test_operator_of_the_delta_rule_passes_opcheck(docs):
     doc_ids = torch.zeros(2, 9, dtype=torch.long)
     if docs:
         doc_ids[0, 3:] = 1
-    torch.library.opcheck(delta_module._forward, (*tokens, doc_ids, state, 0.5, 4))
+    torch.library.opcheck(delta_module._forward, (*tokens, None, doc_ids, state, 0.5, False, 4))
+    *tokens, state = singles(OPS["vector rule"].inputs(11, time=8)[0])
+    tokens[4] = tokens[4][..., None]
+    torch.library.opcheck(delta_module._forward, (*tokens, doc_ids, state, 0.5, True, 4))

@@ -93,7 +93,8 @@ def derivatives(
 
     The operator forward(q, k, v, …, borders, state, *numbers, chunk) returns the output, the next state, and tensors
     for backward(doutput, dstate, q, k, v, …, borders, *tensors, *numbers), which returns the gradients of q, k, v, …
-    and the state. definition(q, k, v, …, borders, state, *numbers): the recurrence, for derivatives of derivatives.
+    and the state; of an input that is None, a tensor that is not read. definition(q, k, v, …, borders, state,
+    *numbers): the recurrence, for derivatives of derivatives.
     """
 
     def differentiate(ctx: Any, doutput: Tensor | None, dstate: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
@@ -104,6 +105,7 @@ def derivatives(
         doutput = torch.zeros_like(inputs[2]) if doutput is None else doutput
         dstate = torch.zeros_like(inputs[-1]) if dstate is None else dstate
         *dinputs, dstate = backward(doutput, dstate, *inputs[:-1], *tensors, *ctx.numbers)
-        return *dinputs, None, dstate, *(None for _ in ctx.numbers), None
+        pairs = zip(inputs[:-2], dinputs, strict=True)
+        return *(None if x is None else dx for x, dx in pairs), None, dstate, *(None for _ in ctx.numbers), None
 
     return differentiate

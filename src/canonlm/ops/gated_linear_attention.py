@@ -10,14 +10,12 @@ channels, V value channels. `g_BTJK` are log-decays <= 0. A token with k = 0 and
 Inside the chunked form: N chunks of C tokens, X = B H independent rows.
 """
 
-from itertools import accumulate
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from canonlm.ops import fla
 from canonlm.ops.autocast import outside_autocast
+from canonlm.ops.channel_decays import decay_in_blocks, scores_backward, write_scores
 from canonlm.ops.chunks import (
     decays,
     derivatives,
@@ -32,9 +30,6 @@ from canonlm.ops.chunks import (
 from canonlm.ops.selftest import SHAPE, Inputs, Kernel, judge, log_decays, normal, states
 from canonlm.ops.steps import by_steps, run_steps
 from canonlm.ops.varlen import Documents, as_documents
-
-NEAR = 8
-"""Block size in the chunked form: scores within a block are computed pair by pair, others by matrix products."""
 
 
 @outside_autocast
@@ -106,10 +101,6 @@ def gated_linear_attention_chunked(
     """Same result in O(T / chunk) steps of matrix products; `chunk` is a power of two. Derivatives beyond a first
     backward are those of the definition.
 
-    Decays differ per channel, so the factor between two tokens cannot be split into one for the query and one for
-    the key: exp of minus a running sum overflows. Here only products of decays are formed: numbers <= 1, which
-    underflow to the right result, and which lose no digits as differences of large sums do.
-
     With the scores A of a chunk (decayed dot products of each token with those up to it), its queries Q decayed since
     the chunk's start, its keys K decayed until the chunk's end and d its product of decays:
 
@@ -146,12 +137,12 @@ def _forward(
     states[0] = state.flatten(0, 1)
     for chunks, tokens in segments(k, chunk):
         q_, k_, v_, decay = _segment(q, k, v, g, starts, tokens, chunk)
-        decayed = _decayed(q_, k_, decay)
-        _write_scores(scores[chunks], q_, k_, decay, decayed.pairs)
+        decayed = decay_in_blocks(q_[None], k_, decay)
+        write_scores(scores[None, chunks], q_[None], k_, decay, decayed)
         borders = states[chunks.start : chunks.stop + 1]
         torch.matmul(decayed.k.mT, v_, out=borders[1:])
         scan(borders, decayed.total[..., None])
-        from_chunks(scores[chunks] @ v_ + decayed.q @ borders[:-1], o[:, tokens])
+        from_chunks(scores[chunks] @ v_ + decayed.q[0] @ borders[:-1], o[:, tokens])
     return o, states[-1].view_as(state).clone(), scores, states
 
 
@@ -190,15 +181,15 @@ def _backward(
     for chunks, tokens in reversed(segments(k, chunk)):
         q_, k_, v_, decay = _segment(q, k, v, g, starts, tokens, chunk)
         do_ = to_chunks(do[:, tokens], chunk)
-        decayed = _decayed(q_, k_, decay)
+        decayed = decay_in_blocks(q_[None], k_, decay)
         borders = states[chunks.start : chunks.stop + 1]
         dborders = torch.empty_like(borders)
         dborders[-1] = dborder
-        torch.matmul(decayed.q.mT, do_, out=dborders[:-1])
+        torch.matmul(decayed.q[0].mT, do_, out=dborders[:-1])
         scan(dborders, decayed.total[..., None], backwards=True)
         dborder = dborders[0]
         dq, dk = do_ @ borders[:-1].mT, v_ @ dborders[1:].mT
-        _scores_backward(do_ @ v_.mT, q_, k_, decay, decayed, dq, dk)
+        scores_backward((do_ @ v_.mT)[None], q_[None], k_, decay, decayed, dq[None], dk)
         dv = scores[chunks].mT @ do_ + decayed.k @ dborders[1:]
         dg = q_ * dq - k_ * dk
         dg[:, :, -1] += (borders[1:] * dborders[1:]).sum(-1)
@@ -226,82 +217,6 @@ def _segment(q, k, v, g, starts, tokens: slice, chunk: int) -> tuple[Tensor, ...
     """Queries, keys, values and decays of some chunks, `[N, X, C, …]`."""
     decay = decays(g[:, tokens], None if starts is None else starts[:, tokens])
     return tuple(to_chunks(x, chunk) for x in (q[:, tokens], k[:, tokens], v[:, tokens], decay))
-
-
-class _Decayed(NamedTuple):
-    """The result of `_decayed`."""
-
-    q: Tensor  # queries, decayed since the start of their chunk
-    k: Tensor  # keys, decayed until the end of their chunk
-    total: Tensor  # N X K, the product of a chunk's decays
-    since: Tensor  # decay since the start of the block of NEAR tokens, this token included
-    until: Tensor  # decay until its end, this token excluded
-    pairs: list[tuple[Tensor, Tensor, Tensor]]  # for each size of blocks: left keys, right queries, total of both
-
-
-def _decayed(q_NXCK: Tensor, k_NXCK: Tensor, decay_NXCK: Tensor) -> _Decayed:
-    """Decay queries since the start and keys until the end of their block, for blocks of NEAR, 2 NEAR, … C tokens.
-
-    When two neighbouring blocks become one, only the queries of the right and the keys of the left change. Before
-    they do, their dot products are the scores between the two blocks: the decay from a left token to a right one is
-    that until the end of the left block, times that since the start of the right.
-    """
-    near, pairs = min(NEAR, q_NXCK.shape[2]), []
-    decay = decay_NXCK.unflatten(2, (-1, near)).unbind(3)
-    since = torch.stack(list(accumulate(decay, torch.mul)), dim=3)
-    until = torch.stack([*accumulate(decay[:0:-1], torch.mul, initial=torch.ones_like(decay[0]))][::-1], dim=3)
-    q, k = q_NXCK * since.flatten(2, 3), k_NXCK * until.flatten(2, 3)
-    total = since[..., -1:, :]  # N X blocks 1 K
-    while total.shape[2] > 1:
-        total_left, total_right = total[:, :, ::2], total[:, :, 1::2]
-        q_right, k_left = (x.unflatten(2, (total_left.shape[2], 2, -1))[:, :, :, i] for x, i in ((q, 1), (k, 0)))
-        pairs.append((k_left.clone(), q_right.clone(), total))
-        q_right.mul_(total_left)
-        k_left.mul_(total_right)
-        total = total_left * total_right
-    return _Decayed(q, k, total[:, :, 0, 0], since, until, pairs)
-
-
-def _write_scores(scores_NXCC: Tensor, q_NXCK: Tensor, k_NXCK: Tensor, decay_NXCK: Tensor, pairs: list) -> None:
-    """Dot products of each query with its own and earlier keys of the chunk, decayed."""
-    near = min(NEAR, q_NXCK.shape[2])
-    blocks = _diagonal_blocks(scores_NXCC.zero_(), near)
-    q, k, decay = (x.unflatten(2, (-1, near)) for x in (q_NXCK, k_NXCK, decay_NXCK))
-    blocks.diagonal(0, -2, -1).copy_((q * k).sum(-1))
-    for back in range(1, near):
-        q = q[..., 1:, :] * decay[..., 1 : near - back + 1, :]
-        blocks.diagonal(-back, -2, -1).copy_((q * k[..., :-back, :]).sum(-1))
-    for k_left, q_right, _ in pairs:
-        size = k_left.shape[-2]
-        _diagonal_blocks(scores_NXCC, 2 * size)[..., size:, :size] = q_right @ k_left.mT
-
-
-def _scores_backward(dscores, q_NXCK, k_NXCK, decay_NXCK, decayed: _Decayed, dq_NXCK: Tensor, dk_NXCK: Tensor) -> None:
-    """`dq`, `dk` come as gradients of `decayed.q`, `decayed.k` and become those of `q`, `k` (in place)."""
-    for k_left, q_right, total in reversed(decayed.pairs):
-        blocks, size = k_left.shape[-3:-1]
-        dblock = _diagonal_blocks(dscores, 2 * size)[..., size:, :size].contiguous()
-        dq_right, dk_left = (x.unflatten(2, (blocks, 2, size))[:, :, :, i] for x, i in ((dq_NXCK, 1), (dk_NXCK, 0)))
-        dq_right.mul_(total[:, :, ::2]).add_(dblock @ k_left)
-        dk_left.mul_(total[:, :, 1::2]).add_(dblock.mT @ q_right)
-    near = decayed.since.shape[-2]
-    dblocks = _diagonal_blocks(dscores, near)
-    q, k, decay, dq, dk = (x.unflatten(2, (-1, near)) for x in (q_NXCK, k_NXCK, decay_NXCK, dq_NXCK, dk_NXCK))
-    dscore = dblocks.diagonal(0, -2, -1)[..., None]
-    dq.mul_(decayed.since).addcmul_(dscore, k)
-    dk.mul_(decayed.until).addcmul_(dscore, q)
-    between = torch.ones_like(decay)
-    for back in range(1, near):
-        between = between[..., 1:, :] * decay[..., 1 : near - back + 1, :]
-        dscore = dblocks.diagonal(-back, -2, -1)[..., None] * between
-        dq[..., back:, :].addcmul_(dscore, k[..., :-back, :])
-        dk[..., :-back, :].addcmul_(dscore, q[..., back:, :])
-
-
-def _diagonal_blocks(square: Tensor, size: int) -> Tensor:
-    """The blocks of `size` on the diagonal of `[…, C, C]`, as a view `[…, C / size, size, size]`."""
-    grid = square.unflatten(-1, (-1, size)).unflatten(-3, (-1, size))
-    return grid.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
 
 
 def _by_kernel(q_BTHK, k_BTJK, v_BTJV, g_BTJK, scale, state_BJKV, documents):

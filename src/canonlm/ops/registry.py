@@ -74,7 +74,8 @@ _TRITON = {
 }
 _FLA = (
     (gated_linear_attention.KERNEL, "GLA"),
-    (gated_delta_rule.KERNEL, "Gated DeltaNet"),
+    (gated_delta_rule.KERNEL, "Gated DeltaNet, DeltaProduct"),
+    (gated_delta_rule.CHANNEL_KERNEL, "Kimi Delta Attention"),
     (ssd.KERNEL, "Mamba2, retention"),
 )
 
@@ -94,6 +95,7 @@ def _ssd(x, dt, A, B, C, state, doc_ids):
 _PAIRS: list[tuple[str, Callable[..., tuple[Tensor, Tensor]]]] = [
     ("gated linear attention", _gla),
     ("gated delta rule", _delta_rule),
+    ("gated delta rule by channel", _delta_rule),
     ("state-space duality", _ssd),
 ]
 _CHUNKED = tuple(
