@@ -45,7 +45,9 @@ def test_names_are_those_of_the_registries():
     assert completion.presets() == recipes.presets()
     assert completion.recipes() == [*recipes.recipes()]
     assert completion.experiments() == [*sorted(schema.names()), "all"]
-    assert [*completion.ARCHITECTURES] == sorted(bases(), key=completion.ARCHITECTURES.index)
+    assert sorted(completion.architectures("")) == sorted(
+        f"{name}{canon}" for name in bases() for canon in ("", "+canon")
+    )
 
 
 def test_version(capsys):

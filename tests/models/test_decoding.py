@@ -2,7 +2,8 @@
 
 A case is a test with its arguments. Not every model runs every case: `decoding_cases.json` lists the fast and the slow
 models of each, in which every feature of a model (a mixer, a Canon site, an option) meets every feature of a case, and
-every case every mixer. A new model or case needs its own entries.
+every case every mixer. A new model or case needs its own entries. A mixer without any runs those of gated retention,
+slow.
 """
 
 import copy
@@ -83,6 +84,7 @@ NEW = 12
 
 
 LISTED = json.loads(Path(__file__).with_name("decoding_cases.json").read_text())
+UNLISTED = [name for name in RECURRENT if f'"{name}+' not in json.dumps(LISTED)]
 
 
 def cases(**arguments):
@@ -94,8 +96,11 @@ def cases(**arguments):
         for labels in itertools.product(*by_label.values()):
             case = "-".join(labels)
             values = [each[label] for each, label in zip(by_label.values(), labels, strict=True)]
+            of_case = {speed: [*models] for speed, models in LISTED[test.__name__][case].items()}
+            like = [model for models in of_case.values() for model in models if model.startswith("gated_retention+")]
+            of_case["slow"] += [model.replace("gated_retention", name) for model in like for name in UNLISTED]
             for speed, marks in (("fast", ()), ("slow", pytest.mark.slow)):
-                for model in LISTED[test.__name__][case][speed]:
+                for model in of_case[speed]:
                     name = f"{model}-{case}" if case else model
                     parameters.append(pytest.param(model, *values, id=name, marks=marks))
         return pytest.mark.parametrize(("model", *arguments), parameters, indirect=["model"])(test)

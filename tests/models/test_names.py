@@ -87,6 +87,8 @@ def test_resolving_does_not_change_the_table():
         ("llama+rope=nan", "+rope: expected a share from 0 to 1 of each head"),
         ("llama+rope=inf", "+rope: expected a share from 0 to 1 of each head"),
         ("llama+qknorm=1", '+qknorm: expected no value, got "1"'),
+        ("kda+rope", '+rope: expected a layer of attention, as in kda.llama+rope, got "kda+rope"'),
+        ("gdn2.mamba2+alibi", "+alibi: expected a layer of attention, as in gdn2.llama"),
         ("llama+rope=0.3x0.5", "+rope: expected a share of the 8 heads before the x, such as +rope=0.5x0.5"),
         ("llama+rope=0x0.5", "+rope: expected a share of the 8 heads before the x"),
         ("llama+rope=0.5x", "+rope: expected a share from 0 to 1 of each head"),
@@ -148,6 +150,8 @@ OPTIONS = {
     "gla": {"num_heads": st.sampled_from([2, 4]), "clamp_min": st.sampled_from([None, -0.5])},
     "gdn": {"key_head_dim": st.sampled_from([8, 96]), "output_gate_rank": st.sampled_from([None, 4])},
     "mla": {"q_lora_rank": st.sampled_from([None, 8]), "v_head_dim": st.sampled_from([8, 16])},
+    "kda": {"decay_rank": st.sampled_from([8, 32]), "negative_eigenvalues": st.booleans()},
+    "deltaproduct": {"steps": st.integers(1, 3), "negative_eigenvalues": st.booleans()},
     "mamba2": {"state_size": st.sampled_from([64, 128]), "n_groups": st.sampled_from([1, 2])},
     "retention": {"output_gate": st.booleans()},
 }

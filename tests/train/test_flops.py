@@ -112,16 +112,20 @@ def test_chunks_of_gated_linear_attention():
     assert made + near == T * recurrence_of("gla", num_heads=H, key_head_dim=K, value_head_dim=V)
 
 
-def test_chunks_of_the_gated_delta_rule():
-    """The counter misses the triangular system: n^2 multiply-adds, halved, for each of n right-hand sides."""
-    inputs = random(1, T, H, K), random(1, T, H, K), random(1, T, H, V), -random(1, T, H, 1).abs()
-    docs, beta = torch.zeros(1, T + 1, dtype=torch.int64), random(1, T, H, 1).sigmoid()
-    system = T // CHUNK * H * CHUNK**3
+@pytest.mark.parametrize(("mixer", "steps"), [("gdn", 1), ("deltaproduct", 2), ("kda", 1), ("delta_vec", 1)])
+def test_chunks_of_the_delta_rule(mixer, steps):
+    """The counter misses the triangular system: n^2 multiply-adds, halved, for each of n right-hand sides; and with a
+    decay per channel the scores within eight tokens, of queries and of read keys."""
+    by_channel, time = mixer in ("kda", "delta_vec"), steps * T
+    g, beta = -random(1, time, H, K if by_channel else 1).abs(), random(1, time, H, 1).sigmoid()
+    inputs = random(1, time, H, K), random(1, time, H, K), random(1, time, H, V), g, beta
+    r, docs = random(1, time, H, K) if mixer == "delta_vec" else None, torch.zeros(1, time + 1, dtype=torch.int64)
+    uncounted = time // CHUNK * H * CHUNK**3 + by_channel * time * H * 2 * 2 * 4.5 * K
     made = counted(
-        lambda: gdn._forward._init_fn(*inputs, beta, docs, random(1, H, K, V), 1.0, CHUNK),
+        lambda: gdn._forward._init_fn(*inputs, r, docs, random(1, H, K, V), 1.0, by_channel, CHUNK),
         {torch.ops.aten.baddbmm_: in_place},
     )
-    assert made + system == T * recurrence_of("gdn", num_heads=H, key_head_dim=K, value_head_dim=V)
+    assert made + uncounted == T * recurrence_of(mixer, num_heads=H, key_head_dim=K, value_head_dim=V)
 
 
 @pytest.mark.parametrize("groups", [1, 3])
@@ -203,7 +207,9 @@ def run_of(config, seq_len, **parallel):
 
 @pytest.mark.every(5)
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
-@pytest.mark.parametrize("name", ["llama+canon", "gla5+canon", "gdn2+canon", "mamba2+canon"])
+@pytest.mark.parametrize(
+    "name", ["llama+canon", "gla5+canon", "gdn2+canon", "mamba2+canon", "kda+canon", "deltaproduct2+canon"]
+)
 def test_activation_memory_equals_the_measured_one(name, checkpointing, monkeypatch):
     """Measured in another way: the tensors of a real bfloat16 forward that are alive after it."""
     seq_len, config = 512, config_of(name, hidden_size=128, num_hidden_layers=1)

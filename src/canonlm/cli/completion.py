@@ -1,15 +1,11 @@
-"""Names for shell completion, read from the package's file names: importing the packages that define them takes most of
-a second."""
+"""Names for shell completion, read from the package's files: importing the packages that define them takes most of a
+second."""
 
+import re
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
 RECIPES, FIGURES = PACKAGE / "launch" / "recipes", PACKAGE / "experiments" / "figures"
-ARCHITECTURES = (
-    *("llama", "llama-nope", "gla5", "gla", "gdn2", "gdn", "mamba2", "mamba2-4.1"),
-    *("gated-retention", "retention"),
-)
-"""As `canonlm archs` lists them; their registry imports torch."""
 
 
 def presets() -> list[str]:
@@ -34,9 +30,11 @@ def experiments() -> list[str]:
 
 
 def architectures(incomplete: str) -> list[str]:
-    """Completions of the last name in a list with commas."""
+    """Completions of the last name in a list with commas; the names' registry imports torch."""
+    files = sorted((PACKAGE / "models" / "mixers").glob("*.py"))
+    names = re.findall(r'^ +"(\S+)": Architecture\(', "".join(file.read_text("utf-8") for file in files), re.MULTILINE)
     before = incomplete[: incomplete.rfind(",") + 1]
-    return [f"{before}{name}{canon}" for name in ARCHITECTURES for canon in ("", "+canon")]
+    return [f"{before}{name}{canon}" for name in names for canon in ("", "+canon")]
 
 
 def _stems(folder: Path) -> list[str]:

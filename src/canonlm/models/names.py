@@ -216,6 +216,10 @@ MODIFIERS = {
 }
 
 
+OF_ATTENTION = ("rope", "alibi", "qknorm")
+"""Modifiers of attention."""
+
+
 # -- from a name to fields --------------------------------------------------------------------------------------------
 
 
@@ -251,6 +255,8 @@ def resolve(arch: str, *, hidden_size: int, num_heads: int, head_dim: int | None
             raise unknown("architecture modifier", f"+{modifier}", [f"+{known}" for known in MODIFIERS])
         if modifier in added:
             raise expected("arch", f"+{modifier} at most once", arch)
+        if modifier in OF_ATTENTION and all(base.mixer.recurrent for base in layers):
+            raise expected(f"+{modifier}", f"a layer of attention, as in {layers[0].name}.llama+{modifier}", arch)
         added[modifier] = value if equals or value else None
         fields |= MODIFIERS[modifier].read(added[modifier], head_dim, num_heads)
         if MODIFIERS[modifier].of_attention and not any(base.mixer.attends for base in layers):

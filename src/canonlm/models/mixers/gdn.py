@@ -3,10 +3,12 @@
     S_t = exp(g_t) S_{t-1};   S_t += k_t (beta_t (v_t - S_t^T k_t))^T,    o_t = (K^-1/2 q_t)^T S_t
     g_t = -exp(A_log) softplus(W_a x_t + dt_bias),    beta_t = sigmoid(W_b x_t),    |q_t| = |k_t| = 1
 
+With `negative_eigenvalues`, beta_t = 2 sigmoid(W_b x_t): I - beta k k^T can then also reflect (arXiv 2411.12537).
 Yang, Kautz and Hatamizadeh 2024 (arXiv 2412.06464), Eq. 10. With a low-rank output gate and values twice as wide as
 keys it is the GDN2 of Physics of Language Models, Part 4.2.
 """
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 from canonlm.models.cache import Layout
 from canonlm.models.initialize import inverse_softplus_of_log_uniform, log_of_uniform, start_with
 from canonlm.models.mixers.base import CHUNK, Architecture, register
-from canonlm.models.mixers.recurrent import LinearAttention, at_least_float32, mask_out
+from canonlm.models.mixers.recurrent import HeadOptions, LinearAttention, at_least_float32, mask_out, unit
 from canonlm.ops.gated_delta_rule import gated_delta_rule
 
 if TYPE_CHECKING:
@@ -25,8 +27,16 @@ CPU_CHUNK = 32
 """Tokens of a chunk on a CPU, where blocks are run to count what they keep."""
 
 
+@dataclass
+class DeltaOptions(HeadOptions):
+    """Also `negative_eigenvalues`: strengths of corrections between 0 and 2 in place of 0 and 1."""
+
+    negative_eigenvalues: bool = False
+
+
 @register("gdn")
 class GatedDeltaNet(LinearAttention):
+    Options = DeltaOptions
     architectures: ClassVar = {
         "gdn2": Architecture("Gated DeltaNet of Part 4.2, with its short convolutions", short_conv=True),
         "gdn": Architecture(
@@ -44,8 +54,8 @@ class GatedDeltaNet(LinearAttention):
     def __init__(self, config: "CanonLMConfig", layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         heads = self.options.num_heads
-        self.a_proj = nn.Linear(config.hidden_size, heads, bias=False)
-        self.b_proj = nn.Linear(config.hidden_size, heads, bias=False)
+        self.a_proj: nn.Module = nn.Linear(config.hidden_size, heads, bias=False)
+        self.b_proj = nn.Linear(config.hidden_size, self.num_key_value_heads, bias=False)
         self.A_log = nn.Parameter(torch.empty(heads))
         self.dt_bias = nn.Parameter(torch.empty(heads))
         start_with(self, A_log=log_of_uniform(0, 16), dt_bias=inverse_softplus_of_log_uniform(1e-3, 1e-1))
@@ -55,8 +65,7 @@ class GatedDeltaNet(LinearAttention):
         """The state is read twice and written once; scores of queries and of keys; the triangular system solved for its
         inverse, and that times values and times keys; the scores times the errors."""
         o, chunk = config.options_of(cls), min(CHUNK, seq_len)
-        within = 4 * o.key_head_dim + chunk + 2 * o.value_head_dim + 2 * o.key_head_dim + 2 * o.value_head_dim
-        return o.num_heads * (6 * o.key_head_dim * o.value_head_dim + chunk * within)
+        return delta_flops(o, chunk, scores=4 * chunk * o.key_head_dim)
 
     @classmethod
     def extra_memory(cls, config: "CanonLMConfig", seq_len: int) -> float:
@@ -64,24 +73,32 @@ class GatedDeltaNet(LinearAttention):
         o, fewer = config.options_of(cls), seq_len // CPU_CHUNK - seq_len // CHUNK
         return 4 * o.num_heads * (seq_len * (CHUNK - CPU_CHUNK) - fewer * o.key_head_dim * o.value_head_dim)
 
+    def decays(self, x_BTD: Tensor) -> Tensor:
+        """Log-decays `[B, T, H]`."""
+        A_H, dt_bias_H = at_least_float32(self.A_log).exp(), at_least_float32(self.dt_bias)
+        return -A_H * nn.functional.softplus(at_least_float32(self.a_proj(x_BTD)) + dt_bias_H)
+
+    def strengths(self, x_BTD: Tensor) -> Tensor:
+        """beta, with the channels of `b_proj`."""
+        beta = at_least_float32(self.b_proj(x_BTD)).sigmoid()
+        return 2 * beta if self.options.negative_eigenvalues else beta
+
     def recur(
         self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTHV: Tensor, layout: Layout, state: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        A_H, dt_bias_H = at_least_float32(self.A_log).exp(), at_least_float32(self.dt_bias)
-        g_BTH = -A_H * nn.functional.softplus(at_least_float32(self.a_proj(x_BTD)) + dt_bias_H)
-        beta_BTH = at_least_float32(self.b_proj(x_BTD)).sigmoid()
         return gated_delta_rule(
-            _unit(q_BTHK),
-            _unit(k_BTHK),
+            unit(q_BTHK),
+            unit(k_BTHK),
             v_BTHV,
-            mask_out(g_BTH, layout),
-            mask_out(beta_BTH, layout),
+            mask_out(self.decays(x_BTD), layout),
+            mask_out(self.strengths(x_BTD), layout),
             state_BHKV=state,
             documents=layout.documents,
         )
 
 
-def _unit(x: Tensor) -> Tensor:
-    """Divided by its norm; the constant keeps a vector of zeros at zero."""
-    wide = at_least_float32(x)
-    return (wide * (wide.square().sum(-1, keepdim=True) + 1e-6).rsqrt()).to(x.dtype)
+def delta_flops(options: HeadOptions, chunk: int, scores: float) -> float:
+    """scores: those of queries and of keys, per token and head."""
+    key_dim, value_dim = options.key_head_dim, options.value_head_dim
+    within = chunk + 2 * value_dim + 2 * key_dim + 2 * value_dim
+    return options.num_heads * (6 * key_dim * value_dim + scores + chunk * within)

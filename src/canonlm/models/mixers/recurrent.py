@@ -142,6 +142,10 @@ class LinearAttention(RecurrentMixer):
         self.o_norm = RMSNorm(value_dim, config.rms_norm_eps)
         self.o_proj = nn.Linear(heads * value_dim, hidden, bias=False)
 
+    def activate(self, gate: Tensor) -> Tensor:
+        """The activation of the output gate."""
+        return nn.functional.silu(gate)
+
     def recur(
         self, x_BTD: Tensor, q_BTHK: Tensor, k_BTJK: Tensor, v_BTJV: Tensor, layout: Layout, state: Tensor | None
     ) -> tuple[Tensor, Tensor]:
@@ -160,15 +164,17 @@ class LinearAttention(RecurrentMixer):
         o_BTHV, state = self.recur(x_BTD, q_BTHK, k_BTJK, v_BTJV, layout, state)
         o = self.o_norm(o_BTHV).flatten(-2)
         if self.g_proj is not None:
-            o = o * nn.functional.silu(self.g_proj(x_BTD))
+            o = o * self.activate(self.g_proj(x_BTD))
         return self.o_proj(o), state
 
 
 class LowRank(nn.Sequential):
-    """A linear map of low rank, with a bias. Both factors start so that the product has the usual variance."""
+    """A linear map of low rank. Both factors start so that the product has the usual variance."""
 
-    def __init__(self, config: "CanonLMConfig", in_features: int, rank: int, out_features: int) -> None:
-        super().__init__(nn.Linear(in_features, rank, bias=False), nn.Linear(rank, out_features))
+    def __init__(
+        self, config: "CanonLMConfig", in_features: int, rank: int, out_features: int, *, bias: bool = True
+    ) -> None:
+        super().__init__(nn.Linear(in_features, rank, bias=False), nn.Linear(rank, out_features, bias=bias))
         for linear in self:
             start_with(linear, weight=normal(config.initializer_range**0.5 / rank**0.25))
 
@@ -183,3 +189,9 @@ def mask_out(x: Tensor, layout: Layout) -> Tensor:
 
 def at_least_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def unit(x: Tensor) -> Tensor:
+    """Divided by its norm; the constant keeps a vector of zeros at zero."""
+    wide = at_least_float32(x)
+    return (wide * (wide.square().sum(-1, keepdim=True) + 1e-6).rsqrt()).to(x.dtype)
