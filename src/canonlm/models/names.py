@@ -177,15 +177,19 @@ MODIFIERS = {
         "frozen", "the same as +canon=…:frozen: Canon weights keep their initial values", "canon_frozen", {None: True}
     ),
     "rope": Modifier(
-        "rotary positions on a share of each head, +rope=0.25; in half the heads, +rope=0.5x0.5", _rope, _written_rope
+        "rotary positions on a share of each head, +rope=0.25; in half the heads, +rope=0.5x0.5",
+        _rope,
+        _written_rope,
+        of_attention=True,
     ),
     "alibi": _named(
         "alibi",
         "attention decreases with distance; +alibi=hard: half of the heads see nearby tokens only",
         "alibi",
         {None: "alibi", "hard": "hard"},
+        of_attention=True,
     ),
-    "qknorm": _named("qknorm", "RMSNorm on queries and keys", "qk_norm", {None: True}),
+    "qknorm": _named("qknorm", "RMSNorm on queries and keys", "qk_norm", {None: True}, of_attention=True),
     "gate": _named(
         "gate",
         "attention's output times a sigmoid gate of its input (arXiv 2505.06708)",
@@ -214,10 +218,6 @@ MODIFIERS = {
     ),
     "relu2": _named("relu2", "squared ReLU in the MLP, in place of SiLU", "hidden_act", {None: "relu2"}),
 }
-
-
-OF_ATTENTION = ("rope", "alibi", "qknorm")
-"""Modifiers of attention."""
 
 
 # -- from a name to fields --------------------------------------------------------------------------------------------
@@ -255,12 +255,10 @@ def resolve(arch: str, *, hidden_size: int, num_heads: int, head_dim: int | None
             raise unknown("architecture modifier", f"+{modifier}", [f"+{known}" for known in MODIFIERS])
         if modifier in added:
             raise expected("arch", f"+{modifier} at most once", arch)
-        if modifier in OF_ATTENTION and all(base.mixer.recurrent for base in layers):
-            raise expected(f"+{modifier}", f"a layer of attention, as in {layers[0].name}.llama+{modifier}", arch)
         added[modifier] = value if equals or value else None
-        fields |= MODIFIERS[modifier].read(added[modifier], head_dim, num_heads)
         if MODIFIERS[modifier].of_attention and not any(base.mixer.attends for base in layers):
             raise expected("arch", f"an attention layer for +{modifier}, as in llama or {layers[0].name}.llama", arch)
+        fields |= MODIFIERS[modifier].read(added[modifier], head_dim, num_heads)
     mixers = [base.mixer.name for base in layers]
     if mixers != ["attention"]:
         fields["mixers"] = mixers
