@@ -1,6 +1,7 @@
 """The commands in `sh` blocks of README and docs run: those of a page in their order, in a folder that has what they
 need. Sizes are smaller, small models and data replace those of the Hub, and experiments and `play` train nothing."""
 
+import json
 import re
 import shlex
 import shutil
@@ -12,7 +13,7 @@ import transformers
 from test_docs import FENCE, PAGES, ROOT, files_of, long_commands
 from typer.main import get_command
 
-from canonlm import CanonLMConfig, CanonLMForCausalLM
+from canonlm import CanonLMConfig, CanonLMForCausalLM, tasks
 from canonlm.cli import app, main
 from canonlm.data.tokenizers import bytes_tokenizer
 from canonlm.models.published import save_published
@@ -30,6 +31,7 @@ SMALLER = {
     "eval .* (multihop|babilong|playground)": "n=2",
     "data multihop": "--n 50",
     "profile": "--tasks copying",
+    "play capo task.rewrites": "task.N=1",
 }
 """Added to the commands that begin like this."""
 
@@ -84,6 +86,9 @@ def stage(tmp_path_factory):
         Path("texts/a.txt").write_text("A cat sat on a mat.\n" * 2000)
         Path("prompts.txt").write_text("def main(\n")
         Path("my.jsonl").write_text(2 * '{"text": "A cat sat.", "content": "On a mat."}\n')
+        capo = tasks.get("capo", N=1)
+        texts = [capo.vocab.show(capo.sample("train", 0, e)).removeprefix("<bos> ") for e in range(3)]
+        Path("texts.jsonl").write_text("".join(json.dumps({"person": 0, "text": text}) + "\n" for text in texts))
         bytes_tokenizer().save("tokenizer.json")
         for name in ("org/model", "meta-llama/Llama-3.2-1B", "gpt2", "MODEL"):
             CanonLMForCausalLM(CanonLMConfig(**SIZES, max_position_embeddings=CONTEXT)).save_pretrained(name)
