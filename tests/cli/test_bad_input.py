@@ -30,7 +30,7 @@ def train(name, *arguments):
 
 
 MISTAKES = [
-    ("play copyin", 'unknown task "copyin". Did you mean "copying"? Tasks: brevo, capo, copying,'),
+    ("play copyin", 'unknown task "copyin". Did you mean "copying"? Tasks: arithmetic, automaton,'),
     ("play copying --arch lama", 'unknown architecture "lama". Did you mean "llama"?'),
     ("play copying --arch llama,", 'unknown architecture "".'),
     ("play copying --arch llama+cannon", 'unknown architecture modifier "+cannon". Did you mean "+canon"?'),

@@ -356,6 +356,15 @@ def test_an_oracle_is_right_and_silence_is_wrong_for_every_task(name, workdir, c
         assert all(right == share * total > -1 for right, total in counts.values())
 
 
+def test_answers_that_touch_are_separate_in_a_dump(workdir):
+    every = ["task.answers=every", "task.test_lengths=[4,5,6]"]
+    assert main(["data", "dump", "state", *every, "--n", "5", "--split", "test", "--out", "x.parquet"]) == 0
+    task = tasks.get("state", answers="every", test_lengths=[4, 5, 6])
+    for row in pq.read_table("x.parquet").to_pylist():
+        queries = task.sample("test", 0, row["index"]).queries
+        assert [(span["start"], span["stop"]) for span in row["answers"]] == [(q.start, q.stop) for q in queries]
+
+
 def test_answers_in_words_where_tokens_are_pieces_of_text(workdir, capsys):
     capo = ["capo", "--difficulty", "capo-50k", "task.N=3", "--n", "3", "--split", "test"]
     task = tasks.get("capo", N=3)

@@ -31,7 +31,7 @@ MANO_SPEC = {"ops": "asm", "modulus": 23, "synonyms": True, "test_lengths": None
 LANO = (96, (2e-4, 3e-4, 5e-4, 1e-3), 1, 0.1, "all")
 BIOS = {
     "exposures": 100, "variant": "fresh", "texts": 5, "permute": True, "fullname": False, "questions": False,
-    "pools": None, "tokenizer": None, "vocab_size": 3275,
+    "rewrites": None, "people_seed": None, "pools": None, "tokenizer": None, "vocab_size": 3275,
 }  # fmt: skip
 
 

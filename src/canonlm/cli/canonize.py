@@ -10,7 +10,7 @@ from canonlm.cli import later
 from canonlm.cli.options import Dtype, SelfContained, TrustModel, check_new, opened, save_model, with_defaults
 from canonlm.cli.status import load_torch, say
 from canonlm.core.errors import InvalidSetting, brief, expected
-from canonlm.core.files import CARD
+from canonlm.core.files import CARD, write_bytes
 from canonlm.core.user_folders import expanded
 
 MODEL = typer.Argument(
@@ -78,7 +78,7 @@ def canonize(
     )  # fmt: skip
 
     def save(folder: Path) -> None:
-        (folder / CARD).write_text(card, encoding="utf-8", errors="replace")
+        write_bytes(folder / CARD, card.encode(errors="replace"))  # names of files may not be text
         options: dict[str, Any] = {"self_contained": True} if self_contained else {}
         canonized.save_pretrained(folder, **options)
         if subject.tokenizer is not None:

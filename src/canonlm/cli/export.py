@@ -10,7 +10,7 @@ from canonlm.cli import later
 from canonlm.cli.options import NewFolder, SelfContained, TrustModel, check_new, save_model, with_defaults
 from canonlm.cli.status import doing, load_torch, say
 from canonlm.core.errors import unknown
-from canonlm.core.files import CARD
+from canonlm.core.files import CARD, write_bytes
 
 RUN = typer.Argument(help="The folder of a run.", metavar="RUN")
 STEP = typer.Option(help="Which checkpoint of the run, by its step. Default: the newest complete one.")
@@ -56,7 +56,7 @@ def export(
     )  # fmt: skip
 
     def save(folder: Path) -> None:
-        (folder / CARD).write_text(card, encoding="utf-8", errors="replace")
+        write_bytes(folder / CARD, card.encode(errors="replace"))  # names of files may not be text
         model.save_pretrained(folder, **({"self_contained": True} if self_contained else {}))
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)

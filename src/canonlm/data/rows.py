@@ -32,7 +32,7 @@ def spans(sample: Sample) -> list[tuple[int, int]]:
 def draw(task: Task, split: str, seed: int, start: int, count: int, loss_on: str | None = None) -> Rows:
     """`task.sample(split, seed, index)` for index = start … start + count - 1."""
     # If a task has an evaluation of its own, its windows are not plain packing, or not all answers are labelled.
-    if task.evaluation in ("windows", "generate") and not task.draws_in_python:
+    if task.evaluation in ("windows", "generate") and task.separate_answers and not task.draws_in_python:
         return _heads(task, split, seed, start, count, loss_on or task.loss_on)
     samples = [task.sample(split, seed, index, loss_on=loss_on) for index in range(start, start + count)]
     bounds_of = [spans(sample) for sample in samples]

@@ -23,7 +23,7 @@ MARKERS = {"circle": "o", "square": "s", "diamond": "D", "triangle-up": "^", "cr
 WIDTHS = {"thin": 0.6, "line": 1.1, "bold": 1.8, "level": 0.9, "steps": 1.5}  # of lines, in points
 ALPHAS = {"thin": 0.5, "line": 0.85, "pale": 0.45}
 SIZES = {"bold": 4.5, "dots": 5.5, "pale": 3.0}
-STYLE: dict[str, Any] = {
+STYLE: Any = {
     "font.family": "sans-serif", "font.size": 8, "axes.spines.top": False, "axes.spines.right": False,
     "axes.titlesize": 8, "axes.titleweight": "bold", "axes.titlelocation": "left", "legend.frameon": False,
     "axes.grid": True, "grid.color": "#e4e7eb", "grid.linewidth": 0.5, "axes.axisbelow": True, "hatch.linewidth": 0.6,

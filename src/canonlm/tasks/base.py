@@ -44,6 +44,7 @@ class Task:
     presets: ClassVar[dict[str, dict[str, Any]]] = {}  # by size, in the format of the files of `canonlm.launch.recipes`
     loss_on: ClassVar[str] = "answer"  # the default targets of training: "answer" or "all"
     marker_is_target: ClassVar[bool] = False  # True: under loss_on="answer", the token before an answer is a target too
+    separate_answers: bool = True  # False: an answer may start where another one ends
     evaluation: ClassVar[Any] = "windows"  # or "generate", or a class: see `canonlm.train.evals`
     tests_what_it_trained_on: ClassVar[bool] = False  # True: a test must use the seed of the training data
     can_isolate: ClassVar[bool] = True  # False: the model must predict the start of the next instance

@@ -132,7 +132,8 @@ class Recall(Task):
         slices: list[Slice] = [{"pairs": n} for n in self.test_pairs]
         slices += [{"hops": hops} for hops in range(1, self.spec.levels + 1) if self.spec.levels > 1]
         bound = ["once"] * some_once + ["again"] if self.some_again else []
-        return [*slices, *({"bound": each} for each in bound)]
+        slices += [{"bound": each} for each in bound]
+        return slices
 
     def chance(self, slice: Slice) -> float:
         """A guess among the values of all keys; where answers are shown, among those that are not yet one."""

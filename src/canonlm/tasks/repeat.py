@@ -28,6 +28,7 @@ class Repeat(Task):
     """items: how many of the n positions have a word; None: all."""
 
     items: int | None = None
+    separate_answers = False
     noise = 0
     backwards = False
 

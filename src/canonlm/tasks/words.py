@@ -44,6 +44,7 @@ class Words(Task):
 
     def __init__(self, spec: Any, vocab: Vocab, inputs: list[int], table: np.ndarray, outputs: np.ndarray) -> None:
         self.spec, self.vocab, self.inputs, self.every = spec, vocab, inputs, spec.answers == "every"
+        self.separate_answers = not self.every
         self.table, self.outputs = table.astype(np.int32), outputs.astype(np.int32)
         self.test_lengths = spec.lengths()
         self.longest = max(spec.N, *self.test_lengths)
