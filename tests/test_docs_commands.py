@@ -88,7 +88,7 @@ def stage(tmp_path_factory):
         Path("my.jsonl").write_text(2 * '{"text": "A cat sat.", "content": "On a mat."}\n')
         capo = tasks.get("capo", N=1)
         texts = [capo.vocab.show(capo.sample("train", 0, e)).removeprefix("<bos> ") for e in range(3)]
-        Path("texts.jsonl").write_text("".join(json.dumps({"person": 0, "text": text}) + "\n" for text in texts))
+        Path("biographies.jsonl").write_text("".join(json.dumps({"person": 0, "text": text}) + "\n" for text in texts))
         bytes_tokenizer().save("tokenizer.json")
         for name in ("org/model", "meta-llama/Llama-3.2-1B", "gpt2", "MODEL"):
             CanonLMForCausalLM(CanonLMConfig(**SIZES, max_position_embeddings=CONTEXT)).save_pretrained(name)
