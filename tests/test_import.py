@@ -150,7 +150,8 @@ model = transformers.AutoModelForCausalLM.from_pretrained({folder!r}).eval()
 import canonlm
 assert type(config) is canonlm.CanonLMConfig and type(model) is canonlm.CanonLMForCausalLM
 assert transformers.AutoConfig.for_model("llama").model_type == "llama"
-assert not [finder for finder in sys.meta_path if type(finder).__module__.startswith("canonlm")]
+tables = [finder.table for finder in sys.meta_path if type(finder).__module__.startswith("canonlm")]
+assert tables == ["peft.utils.constants"] or "peft" in sys.modules and not tables
 print(model(torch.arange(9)[None]).logits.double().sum().item())
 """
 

@@ -87,7 +87,7 @@ def workers_with_kills(root, number, workers, kills, interval):
 
 @pytest.mark.parametrize(
     ("number", "workers", "kills", "interval"),
-    [(200, 3, 3, 0.1), pytest.param(1_000, 8, 20, 0.4, marks=pytest.mark.slow)],
+    [(200, 3, 3, 0.1), pytest.param(2_000, 8, 20, 0.4, marks=pytest.mark.slow)],
 )
 def test_every_run_is_completed_once(tmp_path, number, workers, kills, interval):
     names, log, killed = workers_with_kills(tmp_path, number, workers, kills, interval)
