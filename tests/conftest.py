@@ -49,7 +49,9 @@ def pytest_configure():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """In a test marked `every(n)`, the first case and every n-th after it are fast, and the others slow."""
+    """In a test marked `every(n)`, the first case and every n-th after it are fast, and the others slow. The longest
+    tests come first, as a worker that starts them last works alone."""
+    items.sort(key=lambda item: item.path.name != "test_parallel.py")
     cases = Counter()
     for item in items:
         if mark := item.get_closest_marker("every"):
