@@ -235,7 +235,7 @@ def test_chunked_equals_the_definition(op, seed, batch, time, heads, size, chunk
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunks, "BLOCK", block)
         got = op.results(op.chunked, *case, chunk=chunk)
-    assert_close(got, op.results(op.recurrent, *case), atol=1e-9, rtol=1e-9)
+    assert_close(got, op.results(op.recurrent, *case), atol=1e-10, rtol=1e-10)
 
 
 @pytest.mark.parametrize("scale", [None, 0.3])

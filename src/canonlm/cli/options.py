@@ -122,8 +122,8 @@ SelfContained = Annotated[
 
 
 def with_defaults(model: Any, tokenizer: Any) -> None:
-    """Complete what generation reads from a folder: padding, if there is no token for it, by the token that ends a
-    text; and the length of the tokenizer's texts."""
+    """Set what generation reads from a folder: the padding token (the one that ends a text, if there is none) and the
+    tokenizer's max length."""
     generation = getattr(model, "generation_config", None)
     if generation is not None and generation.pad_token_id is None:
         ends = generation.eos_token_id

@@ -29,7 +29,7 @@ from canonlm.tasks.formulas import (
 )
 from canonlm.tasks.packing import IGNORE, compile_loop
 from canonlm.tasks.random import below, two_below
-from canonlm.tasks.spec import Sizes, TaskSpec
+from canonlm.tasks.spec import LengthSpec, Sizes
 
 MAX_LENGTH = 2**12
 
@@ -38,7 +38,7 @@ MAX_LENGTH = 2**12
 class Arithmetic(Task):
     """The value of a formula of n tokens. Loss on the answer."""
 
-    class Spec(TaskSpec):
+    class Spec(LengthSpec):
         modulus: int = Field(5, ge=2, le=20)
         ops: str = OPERATORS
         brackets: bool = False
@@ -49,7 +49,6 @@ class Arithmetic(Task):
         def _sensible(self) -> "Arithmetic.Spec":
             if not self.ops or not len(self.ops) == len({*self.ops} & {*OPERATORS}):
                 raise self.refuse("ops", "some of + - *, each at most once", self.ops)
-            self.lengths()
             return self
 
         def possible(self, longest: int) -> range:

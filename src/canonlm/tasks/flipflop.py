@@ -16,10 +16,9 @@ from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Task, V
 from canonlm.tasks.describe import Scale
 from canonlm.tasks.packing import IGNORE, compile_loop
 from canonlm.tasks.random import below, draw_index
-from canonlm.tasks.spec import Sizes, TaskSpec
+from canonlm.tasks.spec import MAX_LENGTH, LengthSpec, Sizes
 
 BOS, WRITE, READ, FREE, ZERO = range(5)
-MAX_LENGTH = 2**16
 RARE = 1e-3  # answers per test sample; longer gaps that are rarer count with shorter ones
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
@@ -29,7 +28,7 @@ Probability = Annotated[float, Field(ge=0, lt=1)]
 class FlipFlop(Task):
     """Read the bit of the last write. Loss on the bits that are read."""
 
-    class Spec(TaskSpec):
+    class Spec(LengthSpec):
         N: int = Field(64, ge=2, le=MAX_LENGTH)  # training: n = N pairs
         p_ignore: Probability = 0.8  # training
         test_p_ignore: list[Probability] = [0.1, 0.8, 0.98]  # test: uniform on these, from dense to sparse
@@ -37,7 +36,6 @@ class FlipFlop(Task):
 
         @model_validator(mode="after")
         def _sensible(self) -> "FlipFlop.Spec":
-            self.lengths()
             if not 0 < len(self.test_p_ignore) == len({*self.test_p_ignore}):
                 raise self.refuse("test_p_ignore", "at least one probability, and each once", self.test_p_ignore)
             return self

@@ -16,10 +16,9 @@ from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Task, V
 from canonlm.tasks.describe import Scale, counted
 from canonlm.tasks.packing import IGNORE, compile_loop
 from canonlm.tasks.random import below, shuffle, two_below, unshuffle
-from canonlm.tasks.spec import Sizes, TaskSpec
+from canonlm.tasks.spec import MAX_LENGTH, LengthSpec, Sizes
 
 BOS, FIRST = 0, 1
-MAX_LENGTH = 2**16
 MAX_WORDS = 2**20
 
 
@@ -27,7 +26,7 @@ MAX_WORDS = 2**20
 class Induction(Task):
     """The word after a trigger. Loss on the answer."""
 
-    class Spec(TaskSpec):
+    class Spec(LengthSpec):
         N: int = Field(64, ge=2, le=MAX_LENGTH)  # training: n = N
         words: int = Field(15, ge=2, le=MAX_WORDS)
         triggers: int = Field(1, ge=1, le=MAX_WORDS)  # different triggers
@@ -39,7 +38,6 @@ class Induction(Task):
             if self.shown > (largest := min(self.triggers, self.N // 2)):
                 what = f"at most {largest}, as there are {self.triggers} triggers and N is {self.N}"
                 raise self.refuse("shown", what, self.shown)
-            self.lengths()
             return self
 
         def lengths(self) -> list[int]:

@@ -8,33 +8,22 @@ One bit of state is enough, but the answer depends on every bit of the input: a 
 from typing import NamedTuple
 
 import numpy as np
-from pydantic import Field, model_validator
 
 from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Task, Vocab, register
 from canonlm.tasks.describe import Scale, counted
 from canonlm.tasks.packing import IGNORE, compile_loop
 from canonlm.tasks.random import below
-from canonlm.tasks.spec import Sizes, TaskSpec
+from canonlm.tasks.spec import LengthSpec
 
 BOS, FIRST_BIT, ANS, EVEN = 0, 1, 3, 4
-MAX_BITS = 2**16
 
 
 @register("parity")
 class Parity(Task):
     """The parity of n random bits. Loss on the answer."""
 
-    class Spec(TaskSpec):
-        N: int = Field(32, ge=1, le=MAX_BITS)  # training: n uniform on 1..N
-        test_lengths: Sizes = None  # test: n uniform on these; None: 4, 8, 16, … and N
-
-        @model_validator(mode="after")
-        def _sensible(self) -> "Parity.Spec":
-            self.lengths()
-            return self
-
-        def lengths(self) -> list[int]:
-            return self.sizes("test_lengths", self.N, range(1, MAX_BITS + 1))
+    class Spec(LengthSpec):
+        """n is the number of bits."""
 
     difficulties = {f"parity-{N}": {"N": N} for N in (32, 128)}
     about = "The model reads a row of zeros and ones and must say whether the number of ones is even or odd."

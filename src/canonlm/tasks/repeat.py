@@ -17,10 +17,9 @@ from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Task, V
 from canonlm.tasks.describe import Scale, counted
 from canonlm.tasks.packing import IGNORE, compile_loop
 from canonlm.tasks.random import below, two_below
-from canonlm.tasks.spec import Sizes, TaskSpec
+from canonlm.tasks.spec import MAX_LENGTH, LengthSpec, Sizes
 
 BOS, ANS, FIRST = 0, 1, 2
-MAX_LENGTH = 2**16
 MAX_WORDS = 2**20
 
 
@@ -83,18 +82,8 @@ class Repeat(Task):
 class Palindrome(Repeat):
     """Repeat n words backwards. Loss on the repeated words."""
 
-    class Spec(TaskSpec):
-        N: int = Field(32, ge=1, le=MAX_LENGTH)  # training: n uniform on 1..N
+    class Spec(LengthSpec):
         words: int = Field(26, ge=2, le=MAX_WORDS)
-        test_lengths: Sizes = None  # test: n uniform on these; None: 4, 8, 16, … and N
-
-        @model_validator(mode="after")
-        def _sensible(self) -> "Palindrome.Spec":
-            self.lengths()
-            return self
-
-        def lengths(self) -> list[int]:
-            return self.sizes("test_lengths", self.N, range(1, MAX_LENGTH + 1))
 
     difficulties = {f"palindrome-{N}": {"N": N} for N in (32, 128)}
     about = "The model reads a row of random words and must say it backwards."
@@ -109,7 +98,7 @@ class Palindrome(Repeat):
 class Selective(Repeat):
     """Repeat k words that are scattered among noise. Loss on the repeated words."""
 
-    class Spec(TaskSpec):
+    class Spec(LengthSpec):
         N: int = Field(64, ge=1, le=MAX_LENGTH)  # training: n = N positions
         items: int = Field(8, ge=1, le=MAX_LENGTH)  # k: the positions that have a word
         words: int = Field(14, ge=2, le=MAX_WORDS)
@@ -120,7 +109,6 @@ class Selective(Repeat):
         def _sensible(self) -> "Selective.Spec":
             if self.items > self.N:
                 raise self.refuse("items", f"at most N ({self.N})", self.items)
-            self.lengths()
             return self
 
         def lengths(self) -> list[int]:

@@ -4,9 +4,11 @@ import re
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from canonlm.core.errors import expected, refused
+
+MAX_LENGTH = 2**16
 
 Sizes = list[int | str] | None
 """Sizes of test samples: numbers, or multiples of the largest size of training (`x1.5`). None: the task's default."""
@@ -57,6 +59,22 @@ class TaskSpec(Settings):
             )
             raise self.refuse(key, what, given)
         return sorted(numbers)
+
+
+class LengthSpec(TaskSpec):
+    """The settings of a task whose samples have a length n. A subclass may set other limits and defaults."""
+
+    N: int = Field(32, ge=1, le=MAX_LENGTH)  # training: n uniform on 1..N
+    test_lengths: Sizes = None  # test: n uniform on these; None: 4, 8, 16, … and N
+
+    @model_validator(mode="after")
+    def _possible_lengths(self) -> "LengthSpec":
+        self.lengths()
+        return self
+
+    def lengths(self) -> list[int]:
+        """The test lengths. ValueError if they are not possible."""
+        return self.sizes("test_lengths", self.N, range(1, MAX_LENGTH + 1))
 
 
 def _number(size: int | str, trained: int, possible: range) -> int:

@@ -10,13 +10,13 @@ Kimi Linear (arXiv 2510.26692), which states neither the distribution of operati
 from typing import NamedTuple
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Task, Vocab, register
 from canonlm.tasks.describe import Scale, counted
 from canonlm.tasks.packing import IGNORE, compile_loop
 from canonlm.tasks.random import below, two_below
-from canonlm.tasks.spec import Sizes, TaskSpec
+from canonlm.tasks.spec import LengthSpec, Sizes
 
 BOS, PUSH, POP, FIRST = 0, 1, 2, 3
 MAX_LENGTH = 2**14
@@ -26,16 +26,11 @@ MAX_LENGTH = 2**14
 class Stack(Task):
     """The elements that n operations pop. Loss on the popped elements."""
 
-    class Spec(TaskSpec):
+    class Spec(LengthSpec):
         N: int = Field(64, ge=2, le=MAX_LENGTH)  # training: n = N operations
         stacks: int = Field(64, ge=1, le=4096)
         elements: int = Field(26, ge=2, le=2**16)
         test_lengths: Sizes = None  # test: n uniform on these; None: n = N
-
-        @model_validator(mode="after")
-        def _sensible(self) -> "Stack.Spec":
-            self.lengths()
-            return self
 
         def lengths(self) -> list[int]:
             return self.sizes("test_lengths", self.N, range(2, MAX_LENGTH + 1), [self.N])

@@ -10,30 +10,18 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import Field, model_validator
 
 from canonlm.core.errors import expected
 from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Task, Vocab
 from canonlm.tasks.packing import IGNORE, compile_loop
 from canonlm.tasks.random import below, two_below
-from canonlm.tasks.spec import Sizes, TaskSpec
+from canonlm.tasks.spec import LengthSpec
 
 BOS, ANS, FIRST = 0, 1, 2
-MAX_LENGTH = 2**16
 
 
-class WordsSpec(TaskSpec):
+class WordsSpec(LengthSpec):
     answers: Literal["end", "every"] = "end"  # one answer after the word, or one at every position of it
-    N: int = Field(32, ge=1, le=MAX_LENGTH)  # training: n uniform on 1..N
-    test_lengths: Sizes = None  # test: n uniform on these; None: 4, 8, 16, … and N
-
-    @model_validator(mode="after")
-    def _possible_lengths(self) -> "WordsSpec":
-        self.lengths()
-        return self
-
-    def lengths(self) -> list[int]:
-        return self.sizes("test_lengths", self.N, range(1, MAX_LENGTH + 1))
 
 
 class Words(Task):
