@@ -47,7 +47,7 @@ class Group(NamedTuple):
 MODELS = ("pydantic", "transformers")
 RUNS = (*MODELS, "numba", "yaml", "filelock")
 GROUPS = {
-    "doctor": Group("checks", 40, "is every kernel that models would use right here?", (*MODELS, "typer", "rich")),
+    "doctor": Group("checks", 40, "is every kernel that models would use right here?", MODELS),
     "tests": Group("checks", 75, "the tests that need a GPU", ("pytest", "hypothesis")),
     "sanitizer": Group("checks", 60, "do kernels touch memory that is not theirs, or race?", ("pytest", "hypothesis")),
     "conv": Group("conv", 40, "Canon's convolution against conv1d, other kernels and a copy of the same size"),

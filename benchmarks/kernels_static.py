@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -97,7 +98,7 @@ def variants():
 
     In bfloat16 with float32 taps, at the sizes of a 1B model: 2048 channels, 8192 in the MLP.
     """
-    from canonlm.ops.kernels import conv, gated, normed, step
+    from canonlm.ops.kernels import conv, gated, normed, rotary, step
 
     def rows(channels, dtype=torch.bfloat16, time=512):
         return torch.empty(8, time, channels, dtype=dtype)
@@ -183,6 +184,14 @@ def variants():
     def three_backward():
         conv.run_backward(qkv, qkv, qkv_taps, [], None, None, **plain)
 
+    table, heads = [torch.empty(1, 512, 1, 32)] * 2, ([32, 8, 0], 64)
+
+    def rotary_forward(r=None):
+        rotary.run_forward(qkv, qkv_taps, *table, r, *heads, **bare)
+
+    def rotary_backward(r=None):
+        rotary.run_backward(qkv, qkv, qkv_taps, *table, r, *heads, **bare)
+
     def steps():
         state = torch.empty(8, 3072, 4, dtype=torch.bfloat16)
         step.run_step(few, qkv_taps, [], state, None, few, **plain)
@@ -197,6 +206,24 @@ def variants():
 
     yield "forward, q, k and v, K=4", three, "forward", 4, 1, False
     yield "backward, q, k and v, K=4", three_backward, "backward", 4, 1, False
+    for documents in (None, reach):
+        tail = ", documents" if documents is not None else ""
+        yield (
+            "rotary forward, q, k and v, K=4" + tail,
+            partial(rotary_forward, documents),
+            "rotary_forward",
+            4,
+            2,
+            False,
+        )
+        yield (
+            "rotary backward, q, k and v, K=4" + tail,
+            partial(rotary_backward, documents),
+            "rotary_backward",
+            4,
+            2,
+            False,
+        )
     yield "step, q, k and v, K=4", steps, "step", 4, 0, True
     yield "act(gate) * up step, K=4", gated_step, "gated_step", 4, 0, True
     yield "norm, step, K=4", normed_step, "normed_step", 4, 0, True
@@ -209,7 +236,7 @@ def complaints(row: dict, results: int, reads_state: bool) -> list[str]:
         wrong.append(f"{row['spills']} spills")
     wide = min(8, 2 * row["channels_per_thread"])  # bytes of a bfloat16 row that a thread loads at once
     narrow = sum(count for width, count in row["loads"].items() if 1 < int(width) < wide)
-    weights = row["K"] * row["channels_per_thread"] * (2 if "gated" in row["launch"] else 1)
+    weights = row["K"] * row["channels_per_thread"] * (2 if row["launch"].startswith(("gated", "rotary")) else 1)
     scalars = row["rows"] * row["stages"] if row["launch"] == "normed_backward" else 0
     if not results and row["shared_bytes"] > 64:
         wrong.append("the state passes through shared memory")
@@ -246,7 +273,8 @@ def main() -> int:
             row = {"kernel": name, "arch": f"sm_{arch}", "launch": launch_name, "K": kernel, **describe(compiled)}
             row |= {"rows": launch.rows, "channels": launch.channels, "stages": launch.stages}
             row["width"] = width
-            row["channels_per_thread"] = max(1, launch.channels // (32 * row["warps"]))
+            apart = 2 if launch_name.startswith("rotary") else 1  # a thread's channels are in two places
+            row["channels_per_thread"] = max(1, launch.channels // (32 * row["warps"] * apart))
             wrong = complaints(row, results, reads_state)
             failures += bool(wrong)
             print(

@@ -1,6 +1,6 @@
 """The speed of launches of every training kernel on this GPU, from which `ops/kernels/launches.py` has its tile sizes.
 
-    python benchmarks/launches.py [--out benchmarks/results/gpu/launches.json]
+    python benchmarks/launches.py [--only forward,backward] [--out benchmarks/results/gpu/launches.json]
 
 First many launches of each kernel with tiles of 128 tokens at one shape, then the best two with tiles of 32 to 256
 tokens at all shapes: in bfloat16, K = 4, about a minute on 16 cores, which compile beforehand. It needs torch, Triton
@@ -50,7 +50,7 @@ def run(job: Job, call: Callable[[], Any]) -> Any:
         width = max(1 << (shape[2] - 1).bit_length(), 16)
         launch = replace(launch, channels=width, warps=min(16, max(1, width // launch.channels)))
     with ExitStack() as stack:
-        for module in ("conv", "gated", "normed"):
+        for module in ("conv", "gated", "normed", "rotary"):
             stack.enter_context(mock.patch(f"canonlm.ops.kernels.{module}.launch_of", return_value=launch))
         return call()
 
@@ -81,16 +81,18 @@ def measure(device: Device, jobs: Sequence[Job]) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results/gpu/launches.json")
-    out, device = parser.parse_args().out, Device(KIND)
+    parser.add_argument("--only", default=",".join(tune.CANDIDATES), help="kernels, separated by commas")
+    options = parser.parse_args()
+    names, out, device = options.only.split(","), options.out, Device(KIND)
     jobs: list[Job] = []
-    for name, pairs in tune.CANDIDATES.items():
+    for name, pairs in ((name, tune.CANDIDATES[name]) for name in names):
         limits = (None, 96) if name == "gated_backward" else (None,)
         for (channels, warps), rows, stages, registers in product(pairs if IS_GPU else pairs[:1], ROWS, STAGES, limits):
             launch = Launch(channels, warps, rows=rows, stages=stages, tokens=128, registers=registers)
             jobs.append((name, launch, SHAPES[0]))
     first = measure(device, jobs)
     jobs = []
-    for name in tune.CANDIDATES:
+    for name in names:
         timed = sorted((row for row in first if row["kernel"] == name and row["us"]), key=lambda row: row["us"])
         best = [Launch(**{key: row[key] for key in asdict(Launch(1, 1))}) for row in timed[:2]]
         jobs += [(name, replace(one, tokens=t), shape) for one, t, shape in product(best, TOKENS, SHAPES)]
@@ -98,7 +100,7 @@ def main() -> None:
     head = {**machine(device), "what": f"microseconds of a launch in bfloat16, K = {KERNEL}", "columns": COLUMNS}
     lines = ",\n  ".join(json.dumps([round(r[c], 2) if c == "us" and r[c] else r[c] for c in COLUMNS]) for r in rows)
     out.write_text(json.dumps(head, indent=1)[:-2] + f',\n "rows": [\n  {lines}\n ]\n}}\n')
-    for name, shape in product(tune.CANDIDATES, SHAPES):
+    for name, shape in product(names, SHAPES):
         alike = [row for row in rows if row["kernel"] == name and row["shape"] == shape and row["us"]]
         if alike:
             row = min(alike, key=lambda row: row["us"])

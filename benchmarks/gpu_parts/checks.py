@@ -1,7 +1,6 @@
 """What is right on this machine: `canonlm doctor`, and the tests that need a GPU."""
 
 import importlib.util
-import json
 import os
 import re
 import shutil
@@ -21,24 +20,18 @@ LINE = re.compile(r"(tests/\S+::.+?) (PASSED|FAILED|ERROR)|(PASSED|FAILED|ERROR)
 
 
 def doctor(device: Device, out: Path) -> Iterator[Row]:
-    """One row for each kernel and dtype: its largest error of values, as a share of the largest number."""
-    file = out / ".doctor.json"
-    file.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "canonlm", "doctor", "--json", str(file)]
-    ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    print(ended.stdout, flush=True)
-    if not file.exists():
-        raise RuntimeError((ended.stdout.strip().splitlines() or ["the doctor wrote nothing"])[-1])
-    report = json.loads(file.read_text())
-    file.unlink()
-    for row in report["kernels"]:
+    """As `canonlm doctor`: one row for each kernel and dtype, its largest error of values as a share of the largest
+    number."""
+    from canonlm.ops.registry import trials
+
+    bad = []
+    for _, row in trials(device.device):
         settings = {key: row[key] for key in ("kernel", "dtype", "state")}
         more = {"gradients": row["gradients"]} if "gradients" in row else {}
-        yield Row(
-            "error of a kernel", settings, row.get("values"), "of the largest", note=row.get("detail", ""), more=more
-        )
-    if ended.returncode:
-        raise RuntimeError("a kernel that would be used is wrong here")
+        yield Row("error of a kernel", settings, row.get("values"), "of the largest", note=row["detail"], more=more)
+        bad += [row["kernel"]] if row["state"] in ("wrong", "not tried") else []
+    if bad:
+        raise RuntimeError(f"wrong here, or not tried: {', '.join(bad)}")
 
 
 def tests(device: Device, out: Path) -> Iterator[Row]:

@@ -82,7 +82,7 @@ class Device:
         return torch.compile(function, **how) if self.is_gpu else torch.compile(function, backend="aot_eager")
 
     def captured(self, call: Callable[[], object], times: int) -> Callable[[], object]:
-        """A CUDA graph of the call, `times` in a row."""
+        """A CUDA graph of the call, `times` in a row. It keeps the call, as a graph has its tensors' addresses only."""
 
         def repeated() -> None:
             for _ in range(times):
@@ -99,7 +99,7 @@ class Device:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             repeated()
-        return graph.replay
+        return lambda: (call, graph.replay())
 
     def median_us(self, calls: Mapping[str, Callable[[], object]], seconds: float = 0.5) -> dict[str, float]:
         """The median microseconds of each call on the device, from passes that take turns, with cold caches.

@@ -7,6 +7,7 @@ import pytest
 from canonlm.cli import main
 from canonlm.launch.plan import cost, make_plan
 from canonlm.launch.recipes import find, load_preset
+from canonlm.train.config import resolve
 from canonlm.train.load_config import load
 
 QUICK = "train.compile=false"  # the compiler's partition takes seconds
@@ -113,3 +114,21 @@ def test_bytes_of_state(capsys, tmp_path, monkeypatch):
     assert re.search(r"^llama +6\.1 kB per token +Transformer", listed, re.M)
     assert re.search(r"^gla5-conv|^gla5 +836 kB +gated", listed, re.M)
     assert re.search(r"^\+canon +Canon", listed, re.M)
+
+
+@pytest.mark.parametrize(("recomputation", "measured"), [("none", 20.92e9), ("selective", 15.55e9)])
+def test_memory_is_that_of_the_kernels_of_a_gpu(recomputation, measured):
+    """The peaks of an H200 (benchmarks/results/gpu/memory.json). PyTorch's form of Canon takes 1.6 times as much."""
+    sizes = {"num_hidden_layers": 12, "hidden_size": 1024, "num_attention_heads": 16, "vocab_size": 32000}
+    other = {"precision": "bf16", "compile": False, "log_every": 4, "optim": {"lr": 1e-3}}
+    settings = {
+        "arch": "llama+canon",
+        "model": sizes,
+        "text": {"sources": {"tokens": {"path": "tokens"}}},
+        "data": {"seq_len": 4096},
+        "train": {"steps": 4, "batch_size": 8, "eval_every": 4, "eval_size": 1, "checkpoint_every": 4} | other,
+        "parallel": {"activation_checkpointing": recomputation},
+    }
+    plan = make_plan(resolve(settings), 1, "h200")
+    assert (plan.windows, plan.micro_batch) == (8, 8)
+    assert 0.95 <= plan.memory.total / measured <= 1.1

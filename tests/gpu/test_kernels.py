@@ -102,6 +102,20 @@ def test_normed_and_its_gradients(kernels, dtype):
     compare([s, y, *(x.grad for x in got)], [true_s, true_y, *(x.grad for x in exact)], dtype)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rotary_and_its_gradients(kernels, dtype):
+    case, heads, head_dim, pairs = case_of(kernels, dtype=dtype, docs=True), (2, 1), 4, 2
+    angles = torch.arange(case.time)[None, :, None, None].double() / torch.arange(1, 1 + pairs)
+    got, exact = leaves([*case.xs, *case.taps], kernels), wide([*case.xs, *case.taps])
+    table = (each.float().to(kernels) for each in (angles.cos(), angles.sin()))
+    ys = api.rotary(got[:2], got[2:], *table, heads, head_dim, reach=there(case.reach, kernels))
+    torch.autograd.backward(ys, [dy.to(kernels) for dy in case.dys])
+    zs = [definition.conv(x, taps, docs=case.doc_ids) for x, taps in zip(exact[:2], exact[2:], strict=True)]
+    expected = [definition.turned(z, angles, count, head_dim) for z, count in zip(zs, heads, strict=True)]
+    torch.autograd.backward(expected, [dy.double() for dy in case.dys])
+    compare([*ys, *(x.grad for x in got)], [*expected, *(x.grad for x in exact)], dtype)
+
+
 def test_gradients_are_the_same_in_every_run(kernels):
     case = case_of(kernels, dtype=torch.bfloat16)
     xs, taps = leaves(case.xs, kernels), leaves(case.taps, kernels)

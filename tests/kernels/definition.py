@@ -52,3 +52,19 @@ def final_state(x, kernel, state=None, docs=None, mask=None):
 
 def rms_norm(x, weight, eps):
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+def turned(z, angles, heads, head_dim, absolute=False):
+    """`[B, T, C]`: channels i and i + H of the first heads as complex numbers, times e^(i angle)."""
+    parts, pairs = [], angles.shape[-1]
+    for head, x in enumerate(z.split(head_dim, dim=-1)):
+        if head < heads:
+            a, b = x[..., :pairs], x[..., pairs : 2 * pairs]
+            if absolute:
+                real = imag = a + b
+            else:
+                both = torch.complex(a, b) * torch.polar(torch.ones_like(angles), angles)[:, :, 0]
+                real, imag = both.real, both.imag
+            x = torch.cat([real, imag, x[..., 2 * pairs :]], dim=-1)
+        parts.append(x)
+    return torch.cat(parts, dim=-1)

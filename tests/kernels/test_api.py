@@ -33,12 +33,15 @@ def samples():
     yield OPS.normed_backward.default, args
     args = case.xs[0], case.xs[1], case.biases[0], 1e-5, fixed[0], None, None, None, True, 1.0
     yield OPS.normed_with_state.default, args
+    table = [torch.rand(1, 9, 1, 3)] * 2
+    yield OPS.rotary.default, (xs, taps, *table, case.reach, [2, 1], 6, True, 1.0)
+    yield OPS.rotary_backward.default, (case.dys, case.xs, fixed, *table, None, [2, 1], 6, True, 1.0)
     yield OPS.step.default, (one, fixed, [], case.past.clone(), None, [x.clone() for x in one], True, 0, 1.0)
     yield OPS.gated_step.default, (*one, fixed, case.past.clone(), None, True, 1, 1.0)
     yield OPS.normed_step.default, (one[0], case.biases[0], 1e-5, fixed[0], case.past[:, :12].clone(), None, True, 1.0)
 
 
-@pytest.mark.parametrize("index", range(14))
+@pytest.mark.parametrize("index", range(16))
 def test_opcheck(index):
     op, args = list(samples())[index]
     with small_tiles(Case()):
@@ -54,6 +57,7 @@ OPERATORS = {
     "canon": lambda x, taps, *_: api.canon([x], [taps])[0],
     "gated": lambda x, taps, up, _: api.gated(x, up, [taps, taps.detach()]),
     "normed": lambda x, taps, branch, weight: api.normed(x, branch, weight, 1e-5, taps)[1],
+    "rotary": lambda x, taps, *_: api.rotary([x], [taps], *[torch.ones(1, 9, 1, 3)] * 2, [2], 6)[0],
 }
 
 
@@ -103,11 +107,12 @@ def test_nothing_but_inputs_is_saved_for_the_backward():
         saved.append(tensor.data_ptr())
         return tensor
 
-    xs, taps = leaves(case.xs), leaves(case.taps)
+    xs, taps, table = leaves(case.xs), leaves(case.taps), [torch.ones(1, 9, 1, 6)] * 2
     with small_tiles(Case()), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         api.canon(xs, taps)
         api.gated(*xs, taps)
-    assert set(saved) <= {tensor.data_ptr() for tensor in (*xs, *taps)}
+        api.rotary(xs, taps, *table, [1, 0], 12)
+    assert set(saved) <= {tensor.data_ptr() for tensor in (*xs, *taps, *table)}
 
 
 @pytest.mark.parametrize("weights", [torch.bfloat16, torch.float32])

@@ -139,7 +139,7 @@ def test_under_autocast():
         plain, (with_kernels, count) = logits(model, on=False)[0], logits(model)
     assert with_kernels.dtype == plain.dtype
     assert_close(with_kernels, plain, atol=0.1, rtol=0)
-    assert count == {"normed": 2, "conv": 1, "gated": 1}
+    assert count == {"normed": 2, "rotary": 1, "gated": 1}
 
 
 def test_double_precision_is_left_to_pytorch():
@@ -167,8 +167,8 @@ def test_a_wrong_kernel_is_not_used_and_is_named(monkeypatch, tmp_path):
         count.clear()
         with torch.inference_mode():
             model(ids, use_cache=False)
-    assert trained == {"normed": 2, "conv": 2}
-    assert count == {"normed": 2, "conv": 1, "gated": 1}
+    assert trained == {"normed": 2, "conv": 1, "rotary": 1}
+    assert count == {"normed": 2, "rotary": 1, "gated": 1}
     assert [str(each.message).partition(" so ")[0] for each in caught if "is wrong" in str(each.message)] == [
         "Triton Canon, act(gate) * up is wrong on this machine (its gradients are off),"
     ]

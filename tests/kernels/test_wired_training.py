@@ -11,9 +11,9 @@ LAYOUTS = {
     "left padding": {"attention_mask": left_padded()},
 }
 LAUNCHES = {  # in a forward pass
-    "llama+canon": {"normed": 2, "conv": 1, "gated": 1},
+    "llama+canon": {"normed": 2, "rotary": 1, "gated": 1},
     "llama+canon=KVOM:scaled": {"conv": 3},
-    "gdn.llama": {"normed": 4, "conv": 3, "gated": 2},
+    "gdn.llama": {"normed": 4, "conv": 2, "rotary": 1, "gated": 2},
     "llama+canon=ABCD:silu": {"conv": 5},
 }
 

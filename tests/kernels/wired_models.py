@@ -52,7 +52,7 @@ class Count(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-FORMS = ("conv", "gated", "normed")
+FORMS = ("conv", "gated", "normed", "rotary")
 KERNELS = {f"{form}{end}" for form in FORMS for end in ("", "_backward", "_with_state")} | {
     "step",
     "gated_step",

@@ -17,6 +17,7 @@ OPS = {
     "gla": (gated_linear_attention, gated_linear_attention_recurrent, "state_BJKV"),
     "gla, grouped": (gated_linear_attention, gated_linear_attention_recurrent, "state_BJKV"),
     "delta rule": (gated_delta_rule, gated_delta_rule_recurrent, "state_BHKV"),
+    "delta rule by channel": (gated_delta_rule, gated_delta_rule_recurrent, "state_BHKV"),
     "ssd": (ssd, ssd_recurrent, "state_BHPN"),
 }
 
@@ -36,9 +37,10 @@ def inputs_of(name):
     kv_heads = 2 if name == "gla, grouped" else HEADS
     q, k = normal(*tokens, HEADS, KEYS), normal(*tokens, kv_heads, KEYS)
     v, state = normal(*tokens, kv_heads, VALUES), normal(BATCH, kv_heads, KEYS, VALUES)
-    if name == "delta rule":
+    if name.startswith("delta rule"):
         q, k = (torch.nn.functional.normalize(x, dim=-1) for x in (q, k))
-        decays = torch.nn.functional.logsigmoid(normal(*tokens, HEADS) + 2)
+        channels = [KEYS] if name == "delta rule by channel" else []
+        decays = torch.nn.functional.logsigmoid(normal(*tokens, HEADS, *channels) + 2)
         return [q, k, v, decays, normal(*tokens, HEADS).sigmoid()], state
     return [q, k, v, torch.nn.functional.logsigmoid(normal(*tokens, kv_heads, KEYS)) / 16], state
 
@@ -61,10 +63,11 @@ def test_values_and_gradients(name, dtype, close, packed, monkeypatch):
     monkeypatch.setattr(fla, "run", lambda *args, **kwargs: called.append(args[1]) or run(*args, **kwargs))
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
     module = inspect.getmodule(recurrent)
-    expected_kernel = dtype == torch.bfloat16 and module._kernel_is_right(True)
+    is_right = module._channel_kernel_is_right if name == "delta rule by channel" else module._kernel_is_right
+    expected_kernel = dtype == torch.bfloat16 and is_right(True)
     inputs, state = inputs_of(name)
     narrow = [x.to(dtype) for x in inputs]
-    gates = {"ssd": (1, 2), "delta rule": (3, 4)}.get(name, (3,))
+    gates = {"ssd": (1, 2), "delta rule": (3, 4), "delta rule by channel": (3, 4)}.get(name, (3,))
     given = [x.float() if i in gates else y for i, (x, y) in enumerate(zip(inputs, narrow, strict=True))]
     doc_ids = None
     if packed:
@@ -79,7 +82,7 @@ def test_values_and_gradients(name, dtype, close, packed, monkeypatch):
     called.clear()
     with torch.no_grad():
         got_alone = op(*on_gpu[0], **{state_name: on_gpu[1]}, doc_ids_BT=None if doc_ids is None else doc_ids.cuda())
-    assert bool(called) == (dtype == torch.bfloat16 and module._kernel_is_right(False))
+    assert bool(called) == (dtype == torch.bfloat16 and is_right(False))
     for one, other in zip(got_alone, expected[:2], strict=True):
         assert (one.cpu().double() - other).abs().max() < close * other.abs().max()
     for idx, (one, other) in enumerate(zip(got, expected, strict=True)):

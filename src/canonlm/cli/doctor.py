@@ -1,6 +1,7 @@
 """`canonlm doctor`: what is installed on this machine, and which of its kernels are right."""
 
 from json import dumps
+from operator import itemgetter
 from typing import Annotated, Any
 
 import typer
@@ -24,33 +25,8 @@ def doctor(again: Annotated[bool, AGAIN] = False, json: JsonFile = None) -> int:
     with doing("loading torch"):
         device = later.torch.device("cuda" if later.torch.cuda.is_available() else "cpu")
     machine = {**later.machine.environment(device), **later.selftest.versions()}
-    rows: list[dict[str, Any]] = []
-    if device.type == "cuda":
-        with doing("compiling kernels"):
-            later.registry.compile_all(device)
-    for form in later.registry.forms(device):
-        for dtype in form.dtypes:
-            row: dict[str, Any] = {"kernel": form.kernel.name, "used_for": form.used_for}
-            row["dtype"] = str(dtype).removeprefix("torch.")
-            if form.missing:
-                rows.append({**row, "state": "missing", "detail": form.missing})
-                continue
-            try:
-                errors = later.selftest.known(form.kernel, device, dtype, again=again)
-            except OSError as error:  # a compiler's cache that cannot be written, say
-                rows.append({**row, "state": "not tried", "detail": str(error)})
-                continue
-            is_right = max(errors.values, errors.gradients) <= 1
-            limit = later.selftest.LIMITS[dtype]
-            rows.append(
-                {
-                    **row,
-                    "state": "right" if is_right else "wrong",
-                    "values": errors.values * limit,
-                    "gradients": errors.gradients * limit,
-                    "detail": errors.detail,
-                }
-            )
+    with doing("trying kernels"):
+        rows = [row for _, row in sorted(later.registry.trials(device, again=again), key=itemgetter(0))]
     notes = _notes(machine, device.type)
     bad = {
         what: ", ".join(f"{row['kernel']} ({row['dtype']})" for row in rows if row["state"] == state)

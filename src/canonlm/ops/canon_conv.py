@@ -16,7 +16,7 @@ from torch.nn.functional import pad, silu
 
 from canonlm.ops.causal_conv import causal_conv, conv_state
 from canonlm.ops.gated_conv_cpu import convolve_gated, usable_gated
-from canonlm.ops.kernels.api import CANON, GATED, NORMED, Forms, fits_normed, last_real, reach_of, runs_on
+from canonlm.ops.kernels.api import CANON, GATED, NORMED, Forms, fits_normed, last_real, reach_of, rotary, runs_on
 from canonlm.ops.kernels.dispatch import usable
 from canonlm.ops.rotary_conv_cpu import rotary_conv, usable_rotary
 from canonlm.ops.varlen import Documents, Layout, real_first
@@ -100,8 +100,17 @@ def rotary_convs(
     sizes: Sequence[tuple[int, int]],
 ) -> list[Tensor] | None:
     """`[B, T, heads, C / heads]`: the convolutions, and the rotary embedding of the first heads, for rows without
-    padding and past. sizes: (heads, rotated heads) of each. None: no kernel computes both."""
-    if layout.attention_mask is not None or runs_on(*xs) or not all(map(_only_convolves, convs)):
+    past. sizes: (heads, rotated heads) of each. None: no kernel computes both."""
+    if not all(map(_only_convolves, convs)) or has_gaps(layout, xs):
+        return None
+    head_dim = xs[0].shape[-1] // sizes[0][0]
+    in_pairs = head_dim % 2 == 0 and cos.dtype == sin.dtype == torch.float32
+    if in_pairs and (how := _launch("rotary", xs, convs)) is not None:
+        del how["biases"], how["activation"]
+        reach = reach_of(layout.doc_ids, layout.attention_mask) if layout.reach is None else layout.reach
+        ys = rotary(xs, **how, cos=cos, sin=sin, rotated=[count for _, count in sizes], head_dim=head_dim, reach=reach)
+        return [y.unflatten(-1, (heads, head_dim)) for y, (heads, _) in zip(ys, sizes, strict=True)]
+    if layout.attention_mask is not None:
         return None
     taps = _all_in_taps(xs, convs)
     if not all(usable_rotary(x, own, cos, sin) for x, own in zip(xs, taps, strict=True)):

@@ -1,10 +1,12 @@
 """Every form of an op that a device uses, with the definition it is compared with (`canonlm doctor`)."""
 
 import os
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from multiprocessing import get_context
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +17,7 @@ from canonlm.ops.causal_conv_cpu import has_numba
 from canonlm.ops.gated_conv_cpu import convolve_gated
 from canonlm.ops.kernels import api, dispatch
 from canonlm.ops.rotary_conv_cpu import rotary_conv
-from canonlm.ops.selftest import Kernel, attempt
+from canonlm.ops.selftest import LIMITS, Errors, Kernel, attempt, record, recorded
 
 
 class Form(NamedTuple):
@@ -48,24 +50,67 @@ def forms(device: torch.device) -> list[Form]:
     ]
 
 
-def compile_all(device: torch.device) -> None:
-    """Try all forms of a GPU at the same time, each in a process of its own: Triton keeps what it compiles on disk, so
-    that trials take no time afterwards. There are about seventy programs, and each takes a core for a second."""
-    with ProcessPoolExecutor(min(os.cpu_count() or 1, 16), get_context("spawn")) as pool:
-        for index, form in enumerate(forms(device)):
-            for dtype in () if form.missing else form.dtypes:
-                pool.submit(_try, index, device, dtype)  # what goes wrong is met again by the trial
+def trials(device: torch.device, *, again: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The outcome for every form and dtype, with its place in their order, as soon as it is known: from the user's
+    cache, or (if it is not there, or `again`) by a trial. On a GPU, trials run at the same time, each in a process of
+    its own: there are about seventy programs to compile, and each takes a core for a second."""
+    waiting: list[_Place] = []
+    for place, (index, form, dtype) in enumerate((i, f, d) for i, f in enumerate(forms(device)) for d in f.dtypes):
+        row = {"kernel": form.kernel.name, "used_for": form.used_for, "dtype": str(dtype).removeprefix("torch.")}
+        if form.missing:
+            yield place, row | {"state": "missing", "detail": form.missing}
+        elif not again and (errors := recorded(form.kernel, device, dtype)):
+            yield place, row | _outcome(errors, dtype)
+        else:
+            waiting.append(_Place(place, index, form, dtype, row))
+    for one, result in _at_once(waiting, device) if device.type == "cuda" else _one_by_one(waiting, device):
+        try:
+            outcome = _outcome(record(one.form.kernel, device, one.dtype, result()), one.dtype)
+        except (OSError, BrokenProcessPool) as error:  # a compiler's cache that cannot be written, say
+            outcome = {"state": "not tried", "detail": str(error)}
+        yield one.place, one.row | outcome
 
 
-def _try(index: int, device: torch.device, dtype: torch.dtype) -> None:
-    torch.set_num_threads(1)  # the definitions run on the CPU, beside those of the other processes
-    attempt(forms(device)[index].kernel, device, dtype)
+class _Place(NamedTuple):
+    place: int
+    number: int  # in `forms`
+    form: Form
+    dtype: torch.dtype
+    row: dict[str, Any]
+
+
+_Results = Iterator[tuple[_Place, Callable[[], Errors]]]
+
+
+def _one_by_one(waiting: list[_Place], device: torch.device) -> _Results:
+    for one in waiting:
+        yield one, partial(attempt, one.form.kernel, device, one.dtype)
+
+
+def _at_once(waiting: list[_Place], device: torch.device) -> _Results:
+    """As they end. The definitions run on the CPU, beside those of the other processes."""
+    context = get_context("spawn")
+    with ProcessPoolExecutor(min(os.cpu_count() or 1, 16), context, torch.set_num_threads, (1,)) as pool:
+        running = {pool.submit(_try, one.number, device, one.dtype): one for one in waiting}
+        for future in as_completed(running):
+            yield running[future], future.result
+
+
+def _try(index: int, device: torch.device, dtype: torch.dtype) -> Errors:
+    return attempt(forms(device)[index].kernel, device, dtype)
+
+
+def _outcome(errors: Errors, dtype: torch.dtype) -> dict[str, Any]:
+    values, gradients = (LIMITS[dtype] * share for share in errors[:2])
+    state = "right" if max(errors[:2]) <= 1 else "wrong"
+    return {"state": state, "values": values, "gradients": gradients, "detail": errors.detail}
 
 
 _TRITON = {
     "canon": "Canon at A, C, E, M, O",
     "canon silu": "short convolutions",
     "canon several": "Canon at B and D",
+    "rotary": "Canon at B of attention",
     "gated": "Canon at D of a gated MLP",
     "normed": "Canon at A and C, to 2,048 channels",
     "canon step": "decoding",
@@ -116,19 +161,10 @@ def _conv_definition(x, taps, state, doc_ids):
 CONV = Kernel("causal convolution", _conv, _conv_definition, dispatch.conv_inputs)
 
 
-def _as_tokens(x, state, doc_ids):
-    """The operators take no state, so the state's inputs are passed as tokens."""
-    if state is None:
-        return x, doc_ids
-    if doc_ids is not None:
-        doc_ids = torch.cat([doc_ids[:, :1].expand(-1, state.shape[-1]), doc_ids], dim=1)
-    return torch.cat([state.mT, x], dim=1), doc_ids
-
-
 def _gated_on_cpu(x, y, taps, y_taps, state, doc_ids):
     kernel, time, both = taps.shape[-1], x.shape[1], torch.cat([x, y], dim=-1)
     after = conv_state(both, kernel, doc_ids_BT=doc_ids, state_BCK=state)
-    both, doc_ids = _as_tokens(both, state, doc_ids)
+    both, doc_ids = dispatch.as_tokens(both, state, doc_ids)
     unit = torch.eye(kernel, dtype=taps.dtype)[-1]  # the residual
     weight, y_weight = ((each[:, 0] + unit).T.contiguous() for each in (taps, y_taps))
     gate, up = both.chunk(2, dim=-1)
@@ -139,27 +175,19 @@ _GATED = dispatch.KERNELS["gated"]
 GATED_ON_CPU = Kernel("gated convolution", _gated_on_cpu, _GATED.definition, _GATED.inputs, _GATED.wide)
 
 
-def _angles(x: Tensor, before: int) -> Tensor:
-    """`[T, 4]`, for four pairs of channels. before: the number of earlier tokens in x; the next one has position 1."""
-    steps = torch.arange(1 - before, x.shape[1] - before + 1, dtype=x.dtype, device=x.device)
-    return steps[:, None] / torch.arange(1, 5, dtype=x.dtype, device=x.device)
-
-
 def _rotary_on_cpu(x, taps, state, doc_ids):
     """With two heads; eight channels of the first are rotated."""
     kernel, time = taps.shape[-1], x.shape[1]
     after = conv_state(x, kernel, doc_ids_BT=doc_ids, state_BCK=state)
-    x, doc_ids = _as_tokens(x, state, doc_ids)
-    angles = _angles(x, x.shape[1] - time)[None, :, None]
-    y = rotary_conv(x, taps[:, 0].T.contiguous(), doc_ids, angles.cos(), angles.sin(), 2, 1)
+    x, doc_ids = dispatch.as_tokens(x, state, doc_ids)
+    table = dispatch.angles(x, x.shape[1] - time)
+    y = rotary_conv(x, taps[:, 0].T.contiguous(), doc_ids, *table, 2, 1)
     return y.flatten(-2)[:, -time:], after
 
 
 def _rotary_definition(x, taps, state, doc_ids):
     y, after = _conv_definition(x, taps, state, doc_ids)
-    angles = _angles(y, 0)
-    rotated = torch.complex(y[..., :4], y[..., 4:8]) * torch.complex(angles.cos(), angles.sin())
-    return torch.cat([rotated.real, rotated.imag, y[..., 8:]], dim=-1), after
+    return dispatch.turned(y), after
 
 
 ROTARY_ON_CPU = Kernel("convolution and rotary embedding", _rotary_on_cpu, _rotary_definition, dispatch.conv_inputs)

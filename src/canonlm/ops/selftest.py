@@ -144,23 +144,35 @@ def _in_new_thread(call: Callable[[], Errors]) -> Errors:
         return pool.submit(run).result()
 
 
-def known(kernel: Kernel, device: torch.device, dtype: torch.dtype, *, again: bool = False) -> Errors:
-    """The errors of a kernel on this machine: from the user's cache, or else (or if `again`) tried and saved there.
-    OSError: it cannot be tried."""
-    place = user_folders.cache()
-    file = place / "kernel-trials.json" if place else None
-    key = f"{kernel.name}, {str(dtype).removeprefix('torch.')}, {fingerprint(device)}"
-    notes = _read(file) if file else {}
-    if not again and key in notes:
-        return Errors(*notes[key])
-    errors = attempt(kernel, device, dtype)
-    if file is None:
-        return errors
-    with suppress(OSError):  # a full disk: it is tried again next time
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as new:
-            json.dump({**_read(file), key: list(errors)}, new)
-        os.replace(new.name, file)
+def known(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> Errors:
+    """The errors of a kernel on this machine: recorded in the user's cache, or else tried and recorded. OSError: it
+    cannot be tried."""
+    return recorded(kernel, device, dtype) or record(kernel, device, dtype, attempt(kernel, device, dtype))
+
+
+def recorded(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> Errors | None:
+    notes = _read(file) if (file := _notes()) else {}
+    key = _key(kernel, device, dtype)
+    return Errors(*notes[key]) if key in notes else None
+
+
+def record(kernel: Kernel, device: torch.device, dtype: torch.dtype, errors: Errors) -> Errors:
+    """`errors`, which are recorded where that is possible: on a full disk the kernel is tried again next time."""
+    if file := _notes():
+        with suppress(OSError):
+            with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as new:
+                json.dump({**_read(file), _key(kernel, device, dtype): list(errors)}, new)
+            os.replace(new.name, file)
     return errors
+
+
+def _notes() -> Path | None:
+    place = user_folders.cache()
+    return place / "kernel-trials.json" if place else None
+
+
+def _key(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> str:
+    return f"{kernel.name}, {str(dtype).removeprefix('torch.')}, {fingerprint(device)}"
 
 
 def versions() -> dict[str, str]:

@@ -3,7 +3,7 @@
 Weights, gradients and optimizer state are counted as `canonlm.train.sharding` divides them. Activations do not come
 from a formula: one block of every kind runs on fake tensors (without contents), at its full size and, with
 `train.compile`, split into forward and backward by the compiler. The sizes of the tensors that its graph keeps for the
-backward are added up.
+backward are added up. Canon layers are counted as our kernels, unless the run is for a CPU.
 
 Left out: temporary tensors of a block's forward and backward, an evaluation, masks of isolated documents, copies in
 float8, communication buffers, fragmentation, the CUDA context. Recurrences are counted in their PyTorch form, which
@@ -12,7 +12,7 @@ keeps a state for every chunk; the kernels of flash-linear-attention recompute t
 
 import copy
 import logging
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from canonlm.models.interface import LanguageModel
 from canonlm.models.loss import chunk_bytes
+from canonlm.ops.kernels.api import assumed
 from canonlm.train.config import RunConfig
 from canonlm.train.mesh import uses_mesh_of_one
 from canonlm.train.recompute import KEPT_BY_SELECTIVE
@@ -107,8 +108,9 @@ def _kept(model: LanguageModel, names: list[str], run: RunConfig, unsharded: boo
     half, seq_len = run.train.precision == "bf16", run.data.seq_len
     torch.compiler.reset()  # else the ninth kind of block in a process would no longer be compiled
     kept, module = {}, copy.deepcopy(model.module)
+    kernels = nullcontext() if run.train.device == "cpu" else assumed("cpu")  # the fake tensors' type
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # it prints what is raised below
-    with FakeTensorMode(), torch.autocast("cpu", torch.bfloat16, enabled=half):
+    with kernels, FakeTensorMode(), torch.autocast("cpu", torch.bfloat16, enabled=half):
         # Autocast leaves the embedding in float32, and with it the stream; FSDP gathers it in bfloat16.
         _fill(module, torch.bfloat16 if half and not unsharded else torch.float32)
         for name in model.blocks:

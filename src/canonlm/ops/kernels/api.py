@@ -13,7 +13,8 @@ Arguments of all functions:
 import functools
 import importlib.util
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -42,10 +43,29 @@ def fits_normed(channels: int, kernel: int) -> bool:
     return channels * max(kernel, 4) <= 8192
 
 
+_ASSUMED: list[str] = []
+
+
+@contextmanager
+def assumed(device_type: str) -> Iterator[None]:
+    """All kernels exist for this type of device and are right: on fake tensors, which stand for those of a GPU that
+    this machine need not have."""
+    _ASSUMED.append(device_type)
+    try:
+        yield
+    finally:
+        _ASSUMED.pop()
+
+
+@torch.compiler.assume_constant_result
+def are_assumed() -> bool:
+    return bool(_ASSUMED)
+
+
 @torch.compiler.assume_constant_result
 def device_type() -> str:
     """The type of the devices that have kernels."""
-    return _look_for_triton()
+    return _ASSUMED[-1] if _ASSUMED else _look_for_triton()
 
 
 @functools.cache
@@ -160,6 +180,25 @@ def normed_with_state(
     args = x, branch, weight, eps, taps, state, reach, last, residual, scale
     y, _, *s, after = torch.ops.canonlm.normed_with_state(*args)
     return (s[0] if s else x, y), after
+
+
+def rotary(
+    xs: Sequence[Tensor],
+    taps: Sequence[Tensor],
+    cos: Tensor,
+    sin: Tensor,
+    rotated: Sequence[int],
+    head_dim: int,
+    *,
+    reach: Tensor | None = None,
+    residual: bool = True,
+    scale: float = 1.0,
+) -> list[Tensor]:
+    """scale * (conv(x) + residual * x) for each of the tensors, then a rotation of its first `rotated` heads.
+
+    cos, sin: `[B or 1, T, 1, H]` in float32, without gradients. Channel i < H of a head is paired with channel i + H.
+    """
+    return torch.ops.canonlm.rotary(list(xs), list(taps), cos, sin, reach, list(rotated), head_dim, residual, scale)
 
 
 def step(

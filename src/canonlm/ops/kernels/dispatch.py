@@ -4,13 +4,14 @@ A kernel is tried once (`ops/selftest.py`) for each dtype in use. A wrong kernel
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
 from canonlm.ops.causal_conv import conv_state
-from canonlm.ops.kernels.api import CANON, GATED, NORMED, Forms, reach_of, runs_on
+from canonlm.ops.kernels.api import CANON, GATED, NORMED, Forms, are_assumed, reach_of, rotary, runs_on
 from canonlm.ops.kernels.documents import MAX_KERNEL
 from canonlm.ops.selftest import SHAPE, Inputs, Kernel, judge, normal
 
@@ -24,7 +25,7 @@ def usable(name: str, *tensors: Tensor, kernel: int) -> bool:
     (with gradients, where they are enabled)."""
     if kernel > MAX_KERNEL or not runs_on(*tensors):
         return False
-    return _JUDGES[name](torch.is_grad_enabled(), tensors[0].device.type, tensors[0].dtype)
+    return are_assumed() or _JUDGES[name](torch.is_grad_enabled(), tensors[0].device.type, tensors[0].dtype)
 
 
 def canon_by_token(
@@ -126,6 +127,46 @@ def _gated_by_token(x, y, taps, y_taps, state, doc_ids):
     return silu(gate) * up, after
 
 
+def as_tokens(x: Tensor, state: Tensor | None, doc_ids: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """For forms without a state: its inputs as tokens before `x`, and their documents."""
+    if state is None:
+        return x, doc_ids
+    if doc_ids is not None:
+        doc_ids = torch.cat([doc_ids[:, :1].expand(-1, state.shape[-1]), doc_ids], dim=1)
+    return torch.cat([state.mT.to(x), x], dim=1), doc_ids
+
+
+def angles(x: Tensor, before: int) -> tuple[Tensor, Tensor]:
+    """cos and sin, `[1, T, 1, 4]`. before: the number of earlier tokens in x; the next one has position 1."""
+    wide: Any = {"dtype": torch.promote_types(x.dtype, torch.float32), "device": x.device}
+    steps = torch.arange(1 - before, x.shape[1] - before + 1, **wide)
+    each = (steps[:, None] / torch.arange(1, 5, **wide))[None, :, None]
+    return each.cos(), each.sin()
+
+
+def turned(y: Tensor) -> Tensor:
+    """`[B, T, C]`, of which the first eight channels are rotated as four pairs."""
+    turns = torch.complex(*(each[:, :, 0] for each in angles(y, 0)))
+    rotated = torch.complex(y[..., :4], y[..., 4:8]) * turns
+    return torch.cat([rotated.real, rotated.imag, y[..., 8:]], dim=-1)
+
+
+def _rotary(x, y, taps, y_taps, state, doc_ids):
+    """Two heads of each; the first one of `x` is rotated."""
+    both, time = torch.cat([x, y], dim=-1), x.shape[1]
+    after = conv_state(both, taps.shape[-1], doc_ids_BT=doc_ids, state_BCK=state)
+    both, doc_ids = as_tokens(both, state, doc_ids)
+    table = angles(both, both.shape[1] - time)
+    reach = reach_of(doc_ids)
+    ys = rotary(both.chunk(2, dim=-1), [taps, y_taps], *table, [1, 0], x.shape[-1] // 2, reach=reach)
+    return _joined(ys)[:, -time:], after
+
+
+def _rotary_by_token(x, y, taps, y_taps, state, doc_ids):
+    both, after = _several_by_token(x, y, taps, y_taps, state, doc_ids)
+    return turned(both), after
+
+
 def _normed(x, branch, weight, taps, state, doc_ids):
     both, after = _with_reference_gradient(
         NORMED, (x, branch, weight, EPS, taps), [_norm(x + branch, weight)], state, doc_ids
@@ -186,6 +227,7 @@ KERNELS = {
     "canon silu": Kernel("Triton Canon with SiLU", _conv_silu, _silu_by_token, _conv_silu_inputs, WIDE),
     "canon several": Kernel("Triton Canon of several tensors", _several, _several_by_token, _several_inputs, WIDE),
     "gated": Kernel("Triton Canon, act(gate) * up", _gated, _gated_by_token, _pair_inputs, WIDE),
+    "rotary": Kernel("Triton Canon, rotary embedding", _rotary, _rotary_by_token, _pair_inputs, WIDE),
     "normed": Kernel("Triton norm, Canon", _normed, _normed_by_token, _normed_inputs, WIDE),
     "canon step": Kernel(
         "Triton Canon, one token", _several_steps, _several_by_token, _several_inputs, WIDE, differentiable=False
@@ -202,6 +244,6 @@ KERNELS = {
         "Triton norm, Canon, one token", _normed_steps, _normed_by_token, _normed_inputs, WIDE, differentiable=False
     ),
 }
-"""By name: that of a form (`door.Forms`), with a suffix for variants that are compiled separately."""
+"""By name: that of a form (`api.Forms`), with a suffix for variants that are compiled separately."""
 
 _JUDGES = {name: judge(kernel) for name, kernel in KERNELS.items()}

@@ -1,8 +1,8 @@
 """Launches of kernels: tile sizes per architecture, and those that `tune` measured on this machine.
 
-The built-in ones for sm_90 and K <= 4 are the fastest of an H200 (benchmarks/launches.py: 28 to 72
-launches of each kernel, then six lengths of a tile at four shapes). Those for K > 4 and other architectures were chosen
-from compiler output (registers, loads in flight).
+The built-in ones for sm_90 and K <= 4 are the fastest of an H200, those of rotary kernels of an H100
+(benchmarks/launches.py: 28 to 72 launches of each kernel, then six lengths of a tile at four shapes). Those for K > 4
+and other architectures were chosen from compiler output (registers, loads in flight).
 """
 
 import functools
@@ -42,6 +42,8 @@ LAUNCHES = {
         ),
         "normed_forward": (Launch(256, 1, stages=3, programs=0.9), Launch(128, 1, rows=2, programs=0.9)),
         "normed_backward": (Launch(128, 1, rows=2, stages=3, programs=0.9), Launch(64, 1, rows=2, programs=0.9)),
+        "rotary_forward": (Launch(256, 1, stages=3, tokens=128), Launch(256, 1)),
+        "rotary_backward": (Launch(256, 1, rows=2, stages=3), Launch(256, 2)),
         "step": (Launch(128, 4), Launch(256, 2)),
         "gated_step": (Launch(128, 4), Launch(256, 2)),
         "normed_step": (Launch(128, 4), Launch(256, 2)),

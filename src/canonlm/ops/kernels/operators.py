@@ -27,6 +27,9 @@ LIBRARY.define(
     "normed_backward(Tensor dy, Tensor? flow, Tensor x, Tensor weight, Tensor taps, Tensor rstd, Tensor? state, "
     "Tensor? reach, bool residual, float scale) -> Tensor[]"
 )
+_ROTARY = "Tensor[] xs, Tensor[] taps, Tensor cos, Tensor sin, Tensor? reach, int[] rotated, int head_dim"
+LIBRARY.define(f"rotary({_ROTARY}, bool residual, float scale) -> Tensor[]")
+LIBRARY.define(f"rotary_backward(Tensor[] dys, {_ROTARY}, bool residual, float scale) -> Tensor[]")
 _STEP = "Tensor(a!) state, Tensor? mask"
 LIBRARY.define(f"step(Tensor[] xs, Tensor[] taps, Tensor[] biases, {_STEP}, Tensor(b!)[] ys, {_HOW}) -> ()")
 LIBRARY.define(f"gated_step(Tensor gate, Tensor up, Tensor[] taps, {_STEP}, {_HOW}) -> Tensor")
@@ -216,6 +219,41 @@ def _normed_autograd(x, branch, weight, eps, taps, state, reach, *how):
         return torch.ops.canonlm.normed(x, branch, weight, eps, taps, state, reach, *how)
 
 
+def _rotary(xs, taps, cos, sin, reach, rotated, head_dim, residual, scale):
+    from canonlm.ops.kernels.rotary import run_forward
+
+    return run_forward(xs, taps, cos, sin, reach, rotated, head_dim, residual=residual, scale=scale)
+
+
+def _rotary_backward(dys, xs, taps, cos, sin, reach, rotated, head_dim, residual, scale):
+    from canonlm.ops.kernels.rotary import run_backward
+
+    return run_backward(dys, xs, taps, cos, sin, reach, rotated, head_dim, residual=residual, scale=scale)
+
+
+class _Rotary(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, n, how, cos, sin, reach, *tensors):
+        ctx.save_for_backward(cos, sin, reach, *tensors)
+        ctx.n, ctx.how = n, how
+        with torch._C._AutoDispatchBelowAutograd():
+            return tuple(torch.ops.canonlm.rotary(list(tensors[:n]), list(tensors[n:]), cos, sin, reach, *how))
+
+    @staticmethod
+    def backward(ctx, *dys):
+        cos, sin, reach, *tensors = ctx.saved_tensors
+        xs, taps = tensors[: ctx.n], tensors[ctx.n :]
+        grads = torch.ops.canonlm.rotary_backward(list(dys), xs, taps, cos, sin, reach, *ctx.how)
+        return None, None, None, None, None, *first_only(*grads)
+
+
+def _rotary_autograd(xs, taps, cos, sin, reach, *how):
+    if _differentiates(*xs, *taps):
+        return list(_Rotary.apply(len(xs), how, cos, sin, reach, *xs, *taps))
+    with torch._C._AutoDispatchBelowAutograd():
+        return torch.ops.canonlm.rotary(xs, taps, cos, sin, reach, *how)
+
+
 def _step(xs, taps, biases, state, mask, ys, residual, act, scale):
     from canonlm.ops.kernels.step import run_step
 
@@ -264,6 +302,8 @@ _register("gated_backward", _gated_backward, _gated_backward_fake)
 _register("normed", _normed, _normed_fake, _normed_autograd)
 _register("normed_with_state", _normed_with_state, _normed_with_state_fake)
 _register("normed_backward", _normed_backward, _normed_backward_fake)
+_register("rotary", _rotary, lambda xs, *_: [_new(x) for x in xs], _rotary_autograd)
+_register("rotary_backward", _rotary_backward, lambda dys, xs, taps, *_: [_new(tensor) for tensor in (*xs, *taps)])
 _register("step", _step, lambda *_: None)
 _register("gated_step", _gated_step, lambda gate, *_: _new(gate))
 _register("normed_step", _normed_step, lambda x, *_: _new(x))

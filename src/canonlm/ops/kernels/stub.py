@@ -9,5 +9,5 @@ def usable(*args: object, **kwargs: object) -> bool:
 
 runs_on = usable_gated = usable_rotary = usable
 last_real: Any = None
-reach_of = convolve = convolve_gated = rotary_conv = fits_normed = last_real
+reach_of = convolve = convolve_gated = rotary_conv = rotary = fits_normed = last_real
 canon = canon_with_state = CANON = GATED = NORMED = Forms = last_real

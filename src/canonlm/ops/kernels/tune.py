@@ -29,6 +29,8 @@ CANDIDATES = {
     "gated_backward": [(256, 4), (128, 2), (256, 8)],
     "normed_forward": [(256, 1), (128, 1)],
     "normed_backward": [(128, 1), (64, 1)],
+    "rotary_forward": [(256, 2), (256, 1), (512, 2), (128, 1)],
+    "rotary_backward": [(256, 2), (256, 1), (512, 4), (128, 1)],
 }
 """(channels, warps) of a program."""
 
@@ -127,7 +129,7 @@ def candidates(name: str, kernel: int) -> list[Launch]:
 def calls(
     device: torch.device, batch: int, time: int, hidden: int, width: int, kernel: int
 ) -> dict[str, Callable[[], list[torch.Tensor]]]:
-    from canonlm.ops.kernels import conv, gated, normed
+    from canonlm.ops.kernels import conv, gated, normed, rotary
 
     def row(channels: int) -> torch.Tensor:
         return torch.randn(batch, time, channels, device=device, dtype=torch.bfloat16)
@@ -138,6 +140,9 @@ def calls(
     x, dy, w, weight = row(hidden), row(hidden), taps(hidden), torch.ones(hidden, device=device)
     gate, up, dh, pair = row(width), row(width), row(width), [taps(width), taps(width)]
     bare: dict[str, Any] = {"residual": True, "scale": 1.0}
+    head_dim = min(hidden, 64)
+    table = [torch.ones(1, time, 1, head_dim // 2, device=device)] * 2
+    turns: tuple[Any, ...] = (*table, None, [hidden // head_dim] * 2 + [0], head_dim)
     plain, silu, rstd = bare | {"act": 0}, bare | {"act": 1}, torch.ones(batch, time, device=device)
     return {
         "forward": lambda: conv.run_forward([x], [w], [], None, None, None, **plain, return_state=False),
@@ -149,4 +154,6 @@ def calls(
             x, dy, weight, 1e-6, w, None, None, None, **bare, return_state=False
         ),
         "normed_backward": lambda: normed.run_backward(dy, dy, x, weight, w, rstd, None, None, **bare),
+        "rotary_forward": lambda: rotary.run_forward([x, dy, x], [w] * 3, *turns, **bare),
+        "rotary_backward": lambda: rotary.run_backward([dy, x, dy], [x, dy, x], [w] * 3, *turns, **bare),
     }
