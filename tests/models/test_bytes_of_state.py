@@ -30,6 +30,7 @@ OURS = {
     "kda": (2 * 32 * 32, 3 * 64, 0),
     "delta-vec": (2 * 32 * 32, 3 * 64, 0),
     "deltaproduct2": (2 * 32 * 64, 64 + 2 * (64 + 128), 0),
+    "rwkv7": (2 * 32 * 32, 64 // 2, 0),  # two of a token shift's inputs, not four
     "retention": (2 * 32 * 64, 64 + 64 + 128, 0),
     "gated-retention": (2 * 32 * 64, 64 + 64 + 128, 0),
     "gla": (4 * 8 * 16, 32 + 32 + 64, 0),

@@ -17,6 +17,7 @@ MODELS = {
     "gdn": {"mixers": ["gdn"], "canon_set": "AbBCD"},
     "kda": {"mixers": ["kda"], "canon_set": "AbBCD"},
     "deltaproduct": {"mixers": ["deltaproduct"], "canon_set": "AbBCD"},
+    "rwkv7": {"mixers": ["rwkv7"], "canon_set": "AbBCD"},
     "mla": {"mixers": ["mla"], "canon_set": "ABCD"},
     "mamba2": {"mixers": ["mamba2"], "canon_set": "AbBCD", "mamba_state_size": 16},
     "retention": {"mixers": ["retention"], "canon_set": "AbCD"},

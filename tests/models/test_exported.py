@@ -12,8 +12,8 @@ MODELS = {
     "gla": {"num_hidden_layers": 1, "mixers": ["gla"], "canon_set": "A"},
     "experts": {"num_hidden_layers": 1, "canon_set": "A", "mlp": "moe", "num_experts": 2},
     "all": {
-        **{"mixers": ["gdn", "gla", "mamba2", "retention", "delta_vec", "deltaproduct", "attention"]},
-        **{"num_hidden_layers": 7, "canon_set": "AC", "mlp": "moe", "num_experts": 2},
+        **{"mixers": ["gdn", "gla", "mamba2", "retention", "delta_vec", "deltaproduct", "rwkv7", "attention"]},
+        **{"num_hidden_layers": 8, "canon_set": "AC", "mlp": "moe", "num_experts": 2},
     },
 }
 ANY = {"input_ids": {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}}

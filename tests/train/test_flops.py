@@ -112,14 +112,19 @@ def test_chunks_of_gated_linear_attention():
     assert made + near == T * recurrence_of("gla", num_heads=H, key_head_dim=K, value_head_dim=V)
 
 
-@pytest.mark.parametrize(("mixer", "steps"), [("gdn", 1), ("deltaproduct", 2), ("kda", 1), ("delta_vec", 1)])
+@pytest.mark.parametrize(
+    ("mixer", "steps"), [("gdn", 1), ("deltaproduct", 2), ("kda", 1), ("delta_vec", 1), ("rwkv7", 2)]
+)
 def test_chunks_of_the_delta_rule(mixer, steps):
     """The counter misses the triangular system: n^2 multiply-adds, halved, for each of n right-hand sides; and with a
     decay per channel the scores within eight tokens, of queries and of read keys."""
-    by_channel, time = mixer in ("kda", "delta_vec"), steps * T
+    by_channel, time = mixer in ("kda", "delta_vec", "rwkv7"), steps * T
     g, beta = -random(1, time, H, K if by_channel else 1).abs(), random(1, time, H, 1).sigmoid()
     inputs = random(1, time, H, K), random(1, time, H, K), random(1, time, H, V), g, beta
-    r, docs = random(1, time, H, K) if mixer == "delta_vec" else None, torch.zeros(1, time + 1, dtype=torch.int64)
+    r, docs = (
+        random(1, time, H, K) if mixer in ("delta_vec", "rwkv7") else None,
+        torch.zeros(1, time + 1, dtype=torch.int64),
+    )
     uncounted = time // CHUNK * H * CHUNK**3 + by_channel * time * H * 2 * 2 * 4.5 * K
     made = counted(
         lambda: gdn._forward._init_fn(*inputs, r, docs, random(1, H, K, V), 1.0, by_channel, CHUNK),
@@ -191,7 +196,7 @@ class Alive(TorchDispatchMode):
         return sum(size for storage, size in self.made.values() if not storage.expired())
 
 
-def run_of(config, seq_len, **parallel):
+def run_of(config, seq_len, device="auto", **parallel):
     return resolve(
         {
             "arch": "llama",
@@ -199,7 +204,7 @@ def run_of(config, seq_len, **parallel):
             "model": {"num_hidden_layers": 1, "hidden_size": config.hidden_size, "num_attention_heads": 4},
             "data": {"seq_len": seq_len},
             "train": {"steps": 1, "batch_size": 8, "precision": "bf16", "eval_every": 1, "eval_size": 1,
-                      "checkpoint_every": 1, "optim": {"lr": 1e-3}},
+                      "checkpoint_every": 1, "optim": {"lr": 1e-3}, "device": device},
             "parallel": parallel,
         }
     )  # fmt: skip
@@ -208,7 +213,8 @@ def run_of(config, seq_len, **parallel):
 @pytest.mark.every(5)
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
 @pytest.mark.parametrize(
-    "name", ["llama+canon", "gla5+canon", "gdn2+canon", "mamba2+canon", "kda+canon", "deltaproduct2+canon"]
+    "name",
+    ["llama+canon", "gla5+canon", "gdn2+canon", "mamba2+canon", "kda+canon", "deltaproduct2+canon", "rwkv7+canon"],
 )
 def test_activation_memory_equals_the_measured_one(name, checkpointing, monkeypatch):
     """Measured in another way: the tensors of a real bfloat16 forward that are alive after it."""
@@ -224,7 +230,8 @@ def test_activation_memory_equals_the_measured_one(name, checkpointing, monkeypa
         y, _ = forward(h, Layout(), None, rotary)
     held = alive.bytes() - y.nbytes
     monkeypatch.setattr(mixers.gdn, "CPU_CHUNK", CHUNK)  # this forward runs on a CPU
-    device = memory.Device(model_of(config), run_of(config, seq_len, activation_checkpointing=checkpointing), devices=2)
+    run = run_of(config, seq_len, "cpu", activation_checkpointing=checkpointing)
+    device = memory.Device(model_of(config), run, devices=2)
     device.memory(1)
     [(estimate, everything)] = device.kept.values()
     assert 2 * estimate == pytest.approx(held, rel=0.05)
@@ -234,7 +241,7 @@ def test_activation_memory_equals_the_measured_one(name, checkpointing, monkeypa
 @pytest.mark.slow
 def test_the_compiler_saves_less():
     config = config_of("llama+canon", hidden_size=128, num_hidden_layers=1)
-    eager = run_of(config, 256)
+    eager = run_of(config, 256, "cpu")
     kept = []
     for run in (eager, eager.model_copy(update={"train": eager.train.model_copy(update={"compile": True})})):
         device = memory.Device(model_of(config), run, devices=2)

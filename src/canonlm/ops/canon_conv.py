@@ -110,7 +110,7 @@ def rotary_convs(
         reach = reach_of(layout.doc_ids, layout.attention_mask) if layout.reach is None else layout.reach
         ys = rotary(xs, **how, cos=cos, sin=sin, rotated=[count for _, count in sizes], head_dim=head_dim, reach=reach)
         return [y.unflatten(-1, (heads, head_dim)) for y, (heads, _) in zip(ys, sizes, strict=True)]
-    if layout.attention_mask is not None:
+    if layout.attention_mask is not None or runs_on(*xs):
         return None
     taps = _all_in_taps(xs, convs)
     if not all(usable_rotary(x, own, cos, sin) for x, own in zip(xs, taps, strict=True)):

@@ -9,7 +9,7 @@ keys it is the GDN2 of Physics of Language Models, Part 4.2.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -69,9 +69,7 @@ class GatedDeltaNet(LinearAttention):
 
     @classmethod
     def extra_memory(cls, config: "CanonLMConfig", seq_len: int) -> float:
-        """The chunks of a GPU are larger: larger triangles, fewer states."""
-        o, fewer = config.options_of(cls), seq_len // CPU_CHUNK - seq_len // CHUNK
-        return 4 * o.num_heads * (seq_len * (CHUNK - CPU_CHUNK) - fewer * o.key_head_dim * o.value_head_dim)
+        return larger_chunks(config.options_of(cls), seq_len)
 
     def decays(self, x_BTD: Tensor) -> Tensor:
         """Log-decays `[B, T, H]`."""
@@ -97,8 +95,15 @@ class GatedDeltaNet(LinearAttention):
         )
 
 
-def delta_flops(options: HeadOptions, chunk: int, scores: float) -> float:
+def delta_flops(options: Any, chunk: int, scores: float) -> float:
     """scores: those of queries and of keys, per token and head."""
     key_dim, value_dim = options.key_head_dim, options.value_head_dim
     within = chunk + 2 * value_dim + 2 * key_dim + 2 * value_dim
     return options.num_heads * (6 * key_dim * value_dim + scores + chunk * within)
+
+
+def larger_chunks(options: Any, seq_len: int) -> float:
+    """Bytes beyond those of a CPU: the chunks of a GPU are larger, with larger triangles and fewer states."""
+    fewer = seq_len // CPU_CHUNK - seq_len // CHUNK
+    size = options.key_head_dim * options.value_head_dim
+    return 4 * options.num_heads * (seq_len * (CHUNK - CPU_CHUNK) - fewer * size)

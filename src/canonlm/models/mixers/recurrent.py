@@ -12,7 +12,7 @@ from canonlm.canon.sites import OF_MIXER, SHORT_CONV
 from canonlm.core.errors import expected
 from canonlm.models.apply_canon import Slot, run_site
 from canonlm.models.cache import Layout, read_recurrence, write_recurrence
-from canonlm.models.initialize import Fill, normal, start_with
+from canonlm.models.initialize import Fill, normal, start_with, zeros
 from canonlm.models.mixers.base import DERIVED, Mixer, Options
 from canonlm.models.norm import RMSNorm
 
@@ -169,14 +169,22 @@ class LinearAttention(RecurrentMixer):
 
 
 class LowRank(nn.Sequential):
-    """A linear map of low rank. Both factors start so that the product has the usual variance."""
+    """A linear map of low rank. Both factors start so that the product has the usual variance. start: the bias's
+    initial values."""
 
     def __init__(
-        self, config: "CanonLMConfig", in_features: int, rank: int, out_features: int, *, bias: bool = True
+        self,
+        config: "CanonLMConfig",
+        in_features: int,
+        rank: int,
+        out_features: int,
+        *,
+        bias: bool = True,
+        start: Fill = zeros,
     ) -> None:
         super().__init__(nn.Linear(in_features, rank, bias=False), nn.Linear(rank, out_features, bias=bias))
         for linear in self:
-            start_with(linear, weight=normal(config.initializer_range**0.5 / rank**0.25))
+            start_with(linear, weight=normal(config.initializer_range**0.5 / rank**0.25), bias=start)
 
 
 def mask_out(x: Tensor, layout: Layout) -> Tensor:

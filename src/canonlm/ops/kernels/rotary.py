@@ -37,8 +37,8 @@ from canonlm.ops.kernels.primitives import (
 
 @triton.jit
 def pairs_of(block, heads, H: tl.constexpr, E: tl.constexpr, BC: tl.constexpr):
-    """Of a program's pairs: the first and the second channel, the number of the angle, and whether they rotate. What a
-    head has beyond 2 H channels is paired, too: its first half with its second."""
+    """The pairs of a program: their numbers, first and second channels, the number of the angle, and whether they
+    rotate. What a head has beyond 2 H channels is paired, too: its first half with its second."""
     p = block * (BC // 2) + tl.arange(0, BC // 2)
     head, j = p // (E // 2), p % (E // 2)
     first = head * E + j

@@ -1,0 +1,77 @@
+"""RWKV-7 against its equations, one token and head after the other, as products of matrices."""
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+from torch.testing import assert_close
+
+from canonlm.models.cache import Layout
+from canonlm.ops.varlen import as_documents
+
+HEADS, WIDTH, HIDDEN = 2, 16, 32
+
+
+def by_equations(mixer, x_TD, shifts):
+    """The mixer's output. shifts: by what is projected, how much of the token before is read."""
+    before = torch.cat([torch.zeros_like(x_TD[:1]), x_TD[:-1]])
+    weights = dict(mixer.named_parameters())
+
+    def read(name):
+        return (1 - shifts[name]) * x_TD + shifts[name] * before
+
+    def linear(name, x):
+        return x @ weights[f"{name}.weight"].T
+
+    q, k, v = (linear(f"{name}_proj", read(name)) for name in "qkv")
+    w = linear("decay_proj.1", linear("decay_proj.0", read("decay")).tanh()) + weights["decay_proj.1.bias"]
+    a = (linear("rate_proj.1", linear("rate_proj.0", read("rate"))) + weights["rate_proj.1.bias"]).sigmoid()
+    gate = linear("gate_proj.1", linear("gate_proj.0", read("gate")).sigmoid())
+    y = torch.zeros(len(x_TD), HEADS * WIDTH, dtype=torch.float64)
+    for h in range(HEADS):
+        own = slice(h * WIDTH, (h + 1) * WIDTH)
+        xi, alpha, rho = (weights[name][own] for name in ("removal", "share", "bonus"))
+        state = torch.zeros(WIDTH, WIDTH, dtype=torch.float64)  # values x keys, as in the paper
+        for t in range(len(x_TD)):
+            removed = normalize(k[t, own] * xi, dim=0)
+            added = k[t, own] * (1 + (a[t, own] - 1) * alpha)
+            decay = torch.exp(-math.exp(-0.5) * torch.sigmoid(w[t, own]))
+            state = state @ (decay.diag() - torch.outer(removed, a[t, own] * removed)) + torch.outer(v[t, own], added)
+            o = state @ q[t, own]
+            o = (o - o.mean()) / (o.var(correction=0) + 1e-5 * WIDTH).sqrt()
+            o = o * weights["norm_weight"][own] + weights["norm_bias"][own]
+            y[t, own] = o + (q[t, own] * rho * added).sum() * v[t, own]
+    return linear("o_proj", y * gate)
+
+
+@pytest.fixture
+def mixer(small_model, request):
+    model = small_model(mixers=["rwkv7"], canon_set=request.param)
+    return model.model.layers[0].mixer
+
+
+@pytest.mark.parametrize("mixer", ["b", ""], indirect=True)
+def test_a_layer_equals_the_equations(mixer):
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name in ("removal", "share", "bonus", "norm_weight", "norm_bias"):
+            mixer.get_parameter(name).normal_(generator=generator)
+    names = ("q", "k", "v", "decay", "rate", "gate")
+    shifts = dict(zip(names, mixer.shifts, strict=True)) if hasattr(mixer, "shifts") else dict.fromkeys(names, 0)
+    x_BTD = torch.randn(1, 37, HIDDEN, dtype=torch.float64, generator=generator)
+    with torch.no_grad():
+        expected = by_equations(mixer, x_BTD[0], shifts)
+        got = mixer(x_BTD, Layout())[0][0]
+    assert_close(got, expected, atol=1e-5, rtol=1e-5)  # the norm of removal keys adds a constant, 1e-6
+    assert expected.abs().max() > 0.01
+
+
+@pytest.mark.parametrize("mixer", ["b"], indirect=True)
+def test_the_shift_does_not_reach_into_another_document(mixer):
+    x_BTD = torch.randn(1, 9, HIDDEN, dtype=torch.float64)
+    docs = torch.tensor([[0] * 4 + [1] * 5])
+    with torch.no_grad():
+        packed = mixer(x_BTD, Layout(documents=as_documents(docs)))[0]
+        alone = [mixer(part, Layout())[0] for part in x_BTD.split([4, 5], dim=1)]
+    assert_close(packed, torch.cat(alone, dim=1))
