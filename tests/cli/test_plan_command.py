@@ -37,6 +37,7 @@ def test_a_published_run(capsys):
     assert f"{per_token * 1_006_632_960_000:.3e} " in rows["FLOPs"]
     days = per_token * 1_006_632_960_000 / (128 * 989e12 * 0.4) / 86400
     assert rows["time"] == f"{days:.1f} days at 40% of 989 TFLOP/s"
+    assert "slow width" not in rows
     assert rows["state"] == "1.6 GB for a sequence of 4,096 tokens  (393 kB per token)"  # 24 layers, 2 x 2048 x 4 bytes
     assert rows["windows"] in ("8 per GPU, 8 at a time", "8 per GPU, 4 at a time, 2 times")
     total, usable = (gib(text) for text in rows["memory"].removesuffix(" per GPU").split(" of "))
@@ -130,5 +131,7 @@ def test_memory_is_that_of_the_kernels_of_a_gpu(recomputation, measured):
         "parallel": {"activation_checkpointing": recomputation},
     }
     plan = make_plan(resolve(settings), 1, "h200")
+    advice = "intermediate_size = 2,730 is not a multiple of 8, so a GPU is up to three times as slow at it as at 2,752"
+    assert plan.width == advice
     assert (plan.windows, plan.micro_batch) == (8, 8)
     assert 0.95 <= plan.memory.total / measured <= 1.1

@@ -110,6 +110,8 @@ def _show(name: str, run: "later.config.RunConfig", gpus: int, gpu: str, mfu: fl
         **{f"  {part}": later.plan.readable(size) for part, size in asdict(planned.memory).items()},
         "time": f"{_duration(planned.days)} at {mfu:.0%} of {planned.peak / 1e12:,.0f} TFLOP/s",
     }
+    if planned.width:
+        rows["slow width"] = planned.width
     say(f"{name} on {gpus:,} x {gpu}")
     for row, text in rows.items():
         say(f"  {row:<15} {text}")

@@ -17,7 +17,7 @@ from canonlm.models.interface import Sizes
 from canonlm.models.names import resolve
 from canonlm.models.state import State
 from canonlm.train import data
-from canonlm.train.build import build_model, pick_device, sizes_of
+from canonlm.train.build import build_model, pick_device, sizes_of, slow_width
 from canonlm.train.config import RunConfig
 from canonlm.train.flops import GPUS, flops_per_token, peak_flops_of
 from canonlm.train.memory import Device, Memory
@@ -51,6 +51,7 @@ class Plan:
     usable: float  # of a device's memory, in bytes
     peak: float  # of a device, FLOP/s
     days: float
+    width: str  # advice on the MLP's width, if any
     state: State | None  # of one sequence of data.seq_len tokens
 
     @property
@@ -233,6 +234,7 @@ def make_plan(run: RunConfig, gpus: int, gpu: str, mfu: float = MFU) -> Plan:
         parameters=model.num_parameters, tokens=tokens, flops_per_token=per_token, shards=device.shards,
         windows=device.windows, micro_batch=micro_batch, memory=memory, usable=usable, peak=peak,
         days=tokens * per_token / (gpus * peak * mfu) / DAY, state=model.state(run.data.seq_len),
+        width=slow_width(run, model),
     )  # fmt: skip
 
 
