@@ -3,6 +3,7 @@
     tasks             the synthetic tasks: tasks.get("depo", N=8).sample("test", seed=0, index=0)
     models            our decoder for all architectures, and the interface to any other model
     runs              run folders: their contents, and the identity of a run
+    play, train       the commands of these names, as functions that return such a data frame
     load_runs         all measurements of runs, as a data frame with a row per measurement
     CanonLayer        the layer, for a model of your own
     canonize          Canon layers in any decoder of transformers; decanonize takes them out, describe lists them
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from canonlm.canonize import decanonize as decanonize
     from canonlm.canonize import describe as describe
     from canonlm.canonize.canonized_model import CanonHostConfig as CanonHostConfig
+    from canonlm.cli.from_python import play as play
+    from canonlm.cli.from_python import train as train
     from canonlm.experiments.published.runs import load_runs as load_runs
     from canonlm.models.config import CanonLMConfig as CanonLMConfig
     from canonlm.models.modeling import CanonLMForCausalLM as CanonLMForCausalLM
@@ -43,6 +46,7 @@ _MODULE_OF = {
     "describe": "canonlm.canonize",
     "load_published": "canonlm.models.published",
     "load_runs": "canonlm.experiments.published.runs",
+    "play": "canonlm.cli.from_python",
 }
 _SUBPACKAGES = {
     "canon",
@@ -73,8 +77,10 @@ __all__ = [
     "load_published",
     "load_runs",
     "models",
+    "play",
     "runs",
     "tasks",
+    "train",
 ]
 
 

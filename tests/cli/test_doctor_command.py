@@ -45,3 +45,11 @@ def test_wrong_and_missing_kernels_are_named(monkeypatch, capsys):
     out = capsys.readouterr().out
     assert out.splitlines()[-1] == "wrong on this machine: a kernel of zeros (float32)"
     assert "fla is not there" in out
+
+
+@pytest.mark.slow
+def test_trials_at_once_are_those_one_after_the_other():
+    device = torch.device("cpu")
+    some = [registry._Place(i, i, form, torch.float32, {}) for i, form in enumerate(registry.forms(device)[:2])]
+    at_once = {one.place: result() for one, result in registry._at_once(some, device)}
+    assert at_once == {one.place: result() for one, result in registry._one_by_one(some, device)}

@@ -1,5 +1,6 @@
 """One device as a mesh of one, as on a single GPU with text in bfloat16; tested here on the CPU."""
 
+import resource
 from contextlib import contextmanager
 
 import pytest
@@ -9,7 +10,7 @@ from parallel_checks import ALONE, FAMILIES, Trained, run_config
 from canonlm.core.distributed import World
 from canonlm.train import loop
 from canonlm.train.loop import train
-from canonlm.train.mesh import mesh_of_one
+from canonlm.train.mesh import allow_open_files, mesh_of_one
 
 CPU = torch.device("cpu")
 
@@ -49,3 +50,13 @@ def test_the_stream_is_bfloat16_as_on_a_cluster():
     by_autocast, others = stream(ALONE)
     assert by_autocast == {torch.float32}
     assert losses == pytest.approx(others, rel=0.02)
+
+
+def test_a_process_of_many_may_open_as_many_files_as_the_system_allows():
+    before = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+        allow_open_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -52,7 +52,7 @@ def follow_run(config: "later.config.RunConfig", folder: Path) -> Generator[OnRo
     console = Console()
     if not prints():
         yield lambda row: None
-    elif not console.is_terminal:
+    elif not _is_live(console):
         yield RunLines(config, folder).show
     else:
         panel = RunPanel(config, folder)
@@ -97,7 +97,11 @@ def follow_folders(folders: Sequence[Path], console: Console) -> bool:
 
 
 def _screen(console: Console, **options: Any) -> AbstractContextManager[Live | None]:
-    return Live(console=console, **options) if console.is_terminal else nullcontext()
+    return Live(console=console, **options) if _is_live(console) else nullcontext()
+
+
+def _is_live(console: Console) -> bool:
+    return console.is_terminal or console.is_jupyter
 
 
 def _parsed(row: dict[str, Any]) -> Row:

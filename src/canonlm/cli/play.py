@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -52,21 +53,63 @@ def play(
     Ends with a table and `report.html`, a page that exists from the start and follows the runs. Ctrl-C saves every
     run; the same command continues where it stopped and repeats nothing that is finished.
     """
-    needed("plotly", "canonlm play")
     keep_going()
-    chosen, rates = later.recipes.load_preset(task, preset, difficulty), _rates(lr)  # mistakes are reported at once
+    runs, folder = lay_out(
+        task,
+        arch,
+        preset=preset,
+        difficulty=difficulty,
+        lrs=_rates(lr),
+        seeds=seeds,
+        match=match,
+        out=out,
+        jobs=jobs,
+        overrides=overrides or [],
+        command=shlex.join(["canonlm", *sys.argv[1:]]),
+    )
+    try:
+        grid = run_all(runs, folder, jobs)
+    except KeyboardInterrupt:
+        say(f"\ncanonlm: interrupted; every run is saved in {folder}. The same command continues.", file=sys.stderr)
+        return 130
+    later.report.show(folder)
+    failed = [progress for progress in grid if progress.state == "failed"]
+    for progress in failed:
+        say(f"canonlm: {progress.run.name} failed: {progress.message}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def lay_out(
+    task: str,
+    archs: str | Sequence[str],
+    *,
+    preset: str,
+    difficulty: str | None,
+    lrs: list[float] | None,
+    seeds: int | None,
+    match: str | None,
+    out: Path | None,
+    jobs: int | None,
+    overrides: list[str],
+    command: str,
+) -> "tuple[list[later.grid.PlannedRun], Path]":
+    """The runs and their folder, with a file that says what is planned. InvalidSetting: they cannot be started."""
+    needed("plotly", "canonlm play")
+    chosen = later.recipes.load_preset(task, preset, difficulty)  # mistakes are reported at once
     for option, number in (("--jobs", jobs), ("--seeds", seeds)):
         if number is not None and number < 1:
             raise expected(option, "an integer >= 1", number)
     folder = out or Path("runs") / f"{chosen.difficulty or chosen.task}-{preset}"
     load_torch()
-    archs = later.names.split_names(arch)
+    archs = later.names.split_names(archs) if isinstance(archs, str) else archs
     with doing("checking the models (the first time, the task is compiled)"):
-        runs = later.grid.plan(
-            chosen, folder, archs=archs, lrs=rates, seeds=seeds, overrides=overrides or [], match=match
-        )
-    later.grid.write_plan(runs, chosen, folder, shlex.join(["canonlm", *sys.argv[1:]]))
+        runs = later.grid.plan(chosen, folder, archs=archs, lrs=lrs, seeds=seeds, overrides=overrides, match=match)
+    later.grid.write_plan(runs, chosen, folder, command)
+    return runs, folder
 
+
+def run_all(runs: "list[later.grid.PlannedRun]", folder: Path, jobs: int | None) -> "later.live.Grid":
+    """Run what is not finished; the page follows, also if it is interrupted."""
     page = later.live.LivePage(folder)
     try:
         grid = later.live.follow_grid(runs, jobs, page)
@@ -75,13 +118,8 @@ def play(
                 _ask_birth_years(progress.run)
     except KeyboardInterrupt:
         page.write(live=False)
-        say(f"\ncanonlm: interrupted; every run is saved in {folder}. The same command continues.", file=sys.stderr)
-        return 130
-    later.report.show(folder)
-    failed = [progress for progress in grid if progress.state == "failed"]
-    for progress in failed:
-        say(f"canonlm: {progress.run.name} failed: {progress.message}", file=sys.stderr)
-    return 1 if failed else 0
+        raise
+    return grid
 
 
 def _ask_birth_years(run: "later.grid.PlannedRun") -> None:

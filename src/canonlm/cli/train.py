@@ -1,6 +1,7 @@
 """`canonlm train`: one run, from its recipe."""
 
 from pathlib import Path
+from typing import Any
 
 from canonlm.cli import later
 from canonlm.cli.options import Overrides, Recipe, RunFolder, TrustRecipe, started
@@ -24,20 +25,30 @@ def train(
     """
     follow_parent()
     keep_going()
-    path = later.recipes.find(recipe)
-    # Mistakes are reported before torch is loaded.
-    loaded = later.load_config.Recipe(path, overrides or [], trust=trust, trains=True, complete=started)
-    load_torch()
-    later.machine.keep_freed_memory()
-    with doing("reading the data and checking the model"):
-        run = loaded.checked(lambda run: later.build.check(later.train_data.complete(run)))
-    folder = out or Path("runs") / path.stem
+    run, folder = lay_out(recipe, overrides or [], out, trust)
     try:
-        with later.live.follow_run(run, folder) as on_row:
-            result = later.loop.train(run, folder, on_row)
+        result = run_it(run, folder)
         code, message = 0, f"finished: {result['steps']} steps, {result['tokens']} tokens"
     except later.loop.Interrupted as error:
         code, message = 130, f"canonlm: {error}"
     if prints():
         say(message, flush=True)
     return code
+
+
+def lay_out(recipe: str, overrides: list[str], out: Path | None, trust: bool) -> "tuple[later.config.RunConfig, Path]":
+    """The run and its folder. InvalidSetting: it cannot be started."""
+    path = later.recipes.find(recipe)
+    # Mistakes are reported before torch is loaded.
+    loaded = later.load_config.Recipe(path, overrides, trust=trust, trains=True, complete=started)
+    load_torch()
+    later.machine.keep_freed_memory()
+    with doing("reading the data and checking the model"):
+        run = loaded.checked(lambda run: later.build.check(later.train_data.complete(run)))
+    return run, out or Path("runs") / path.stem
+
+
+def run_it(run: "later.config.RunConfig", folder: Path) -> dict[str, Any]:
+    """Train, and show progress; the contents of result.json."""
+    with later.live.follow_run(run, folder) as on_row:
+        return later.loop.train(run, folder, on_row)

@@ -3,7 +3,7 @@
 import atexit
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 import torch
@@ -46,6 +46,7 @@ def world_of(config: RunConfig) -> Iterator[World]:
         return
     if device.index is not None:
         raise expected("train.device", "auto, cuda or cpu, with several processes", config.train.device)
+    allow_open_files()
     with recording_failure():  # not around the rest: leaving the group makes other processes fail
         store = heartbeats.join(rank, size, config.parallel.start_timeout)
     dist.init_process_group(_backend(device), timeout=TIMEOUT, store=store, rank=rank, world_size=size)
@@ -70,6 +71,16 @@ def world_of(config: RunConfig) -> Iterator[World]:
         _leave(mesh)
         raise
     _leave(mesh)
+
+
+def allow_open_files() -> None:
+    """As many open files as the system allows this process. gloo opens two sockets to every other process, and the
+    usual limit of 1,024 files would end a run of 512."""
+    with suppress(ImportError, ValueError, OSError):  # not a Unix; a system that does not allow it
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def uses_mesh_of_one(config: RunConfig) -> bool:

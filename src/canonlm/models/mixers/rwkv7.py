@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from canonlm.models.config import CanonLMConfig
 
 READERS = ("q", "k", "v", "decay", "rate", "gate")
-"""What is projected from x. q is the receptance r, rate is a."""
+"""The projections of x. q is the receptance r, rate is a."""
 
 
 @dataclass
@@ -104,7 +104,7 @@ class RWKV7(RecurrentMixer):
 
     @classmethod
     def flops(cls, config: "CanonLMConfig", seq_len: int) -> float:
-        """Of a token's two steps."""
+        """Both steps of a token."""
         o, chunk = config.options_of(cls), min(CHUNK, 2 * seq_len)
         return 2 * delta_flops(o, chunk, scores=2 * (chunk + 1) * o.key_head_dim)
 
