@@ -27,10 +27,10 @@ SUITES = {
     "text": "bits per byte and perplexity of documents, compared by document with other models",
     "playground": "the task that a playground run was trained on, at any difficulty and length",
 }
-_RETRIEVAL = {
-    "multihop": ("canonlm.suites.multihop", "MultiHopSettings", "MultiHop"),
-    "babilong": ("canonlm.suites.babilong", "BabilongSettings", "Babilong"),
-}
+_RETRIEVAL = {"multihop": "MultiHop", "babilong": "Babilong"}
+"""The classes of questions in words, each in the module of its suite."""
+_SETTINGS = {"playground": "PlaygroundSettings", "text": "TextSettings"}
+_SETTINGS |= {suite: f"{name}Settings" for suite, name in _RETRIEVAL.items()}
 
 
 class PromptOptions(NamedTuple):
@@ -90,21 +90,11 @@ def _settings(suite: str, published: bool) -> tuple[type[BaseModel], list[dict[s
         from canonlm.suites.harness.run import PUBLISHED, HarnessSettings
 
         return HarnessSettings, [{"tasks": PUBLISHED}] if published else [{}]
-    if suite == "playground":
-        from canonlm.suites.playground import PlaygroundSettings
-
-        if published:
-            raise expected("--suite", "multihop, babilong or harness with --published", suite)
-        return PlaygroundSettings, [{}]
-    if suite == "text":
-        from canonlm.suites.text import TextSettings
-
-        if published:
-            raise expected("--suite", "multihop, babilong or harness with --published", suite)
-        return TextSettings, [{}]
-    home = import_module(_RETRIEVAL[suite][0])
+    if published and suite not in _RETRIEVAL:
+        raise expected("--suite", "multihop, babilong or harness with --published", suite)
+    home = import_module(f"canonlm.suites.{suite}")
     defaults = [each.model_dump() for each in home.published_settings()] if published else [{}]
-    return getattr(home, _RETRIEVAL[suite][1]), defaults
+    return getattr(home, _SETTINGS[suite]), defaults
 
 
 def _checked(model: type[BaseModel], settings: dict[str, Any]) -> BaseModel:
@@ -151,7 +141,7 @@ def _retrieval(
     writer = Writer(
         subject.model, subject.tokenizer, batch_size=options.batch_size, bos=options.bos, beyond=options.beyond
     )
-    questions = getattr(import_module(_RETRIEVAL[suite][0]), _RETRIEVAL[suite][2])(settings, writer.tokens)
+    questions = getattr(import_module(f"canonlm.suites.{suite}"), _RETRIEVAL[suite])(settings, writer.tokens)
     ask = partial(results.ask, suite, questions, noted, writer.write, progress.advance, writer.not_finite)
     progress.begin(questions.name, len(questions))
     yield _entry(results, progress, suite, questions.name, noted, ask)

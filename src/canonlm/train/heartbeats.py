@@ -16,13 +16,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
 from typing import TypeVar
 
 from torch.distributed import DistError, PrefixStore, Store, TCPStore
 
 from canonlm.core.errors import expected
-from canonlm.core.files import write_json
+from canonlm.train.signals import note_failure
 
 T = TypeVar("T")
 
@@ -151,11 +150,7 @@ class Heartbeats:
         """End this process at once: its main thread waits for the silent one, and cannot be interrupted. The launcher
         then ends the others."""
         print(f"canonlm: {message}; run it again to continue", file=sys.stderr, flush=True)
-        if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-            now = time.time()
-            note = {"message": message, "printed": self._rank == 0, "timestamp": int(now), "time": now}
-            with suppress(OSError):
-                write_json(Path(path), note)
+        note_failure(message, printed=self._rank == 0)
         os._exit(1)
 
 
