@@ -93,12 +93,9 @@ class FlipFlop(LengthTask):
             kind, bit, at = tokens[2 * i + 1], tokens[2 * i + 2], 2 * i + 1
             allowed = (WRITE,) if i == 0 else (READ,) if i == n - 1 else (WRITE, READ, FREE)
             if kind not in allowed:
-                raise Malformed(
-                    at, f"expected {' or '.join(map(self.vocab.name, allowed))}, got {self.vocab.name(kind)}"
-                )
+                raise self.vocab.unlike(tokens, at, " or ".join(map(self.vocab.name, allowed)))
             if bit not in ((kept,) if kind == READ else (ZERO, ZERO + 1)):
-                what = self.vocab.name(kept) if kind == READ else "a bit"
-                raise Malformed(at + 1, f"expected {what}, got {self.vocab.name(bit)}")
+                raise self.vocab.unlike(tokens, at + 1, self.vocab.name(kept) if kind == READ else "a bit")
             if kind == WRITE:
                 written, kept = i, bit
             elif kind == READ:

@@ -77,15 +77,15 @@ class Induction(LengthTask):
         came_with: dict[int, int] = {}
         for at, token in enumerate(tokens[1 : n + 1], 1):
             if not FIRST <= token < len(self.vocab):
-                raise Malformed(at, f"expected a word or a trigger, got {self.vocab.name(token)}")
+                raise self.vocab.unlike(tokens, at, "a word or a trigger")
             if token >= first:
                 if token in came_with or tokens[at - 1] >= first or at == n:
-                    raise Malformed(at, f"expected each trigger once, and before a word, got {self.vocab.name(token)}")
+                    raise self.vocab.unlike(tokens, at, "each trigger once, and before a word")
                 came_with[token] = tokens[at + 1]
         if len(came_with) != self.spec.shown:
             raise Malformed(n + 1, f"expected {self.spec.shown} triggers before it, got {len(came_with)}")
         if tokens[n + 1] not in came_with:
-            raise Malformed(n + 1, f"expected a trigger of the row, got {self.vocab.name(tokens[n + 1])}")
+            raise self.vocab.unlike(tokens, n + 1, "a trigger of the row")
         self.vocab.after(tokens, n + 2, came_with[tokens[n + 1]])
         return {"n": n}, (Query(n + 2, n + 3, {"n": n}, n + 1),)
 

@@ -53,8 +53,7 @@ class Parity(LengthTask):
         bits, right = {FIRST_BIT, FIRST_BIT + 1}, [{BOS}, *[{FIRST_BIT, FIRST_BIT + 1}] * n, {ANS}, {EVEN + ones % 2}]
         for at, (token, allowed) in enumerate(zip(tokens, right, strict=True)):
             if token not in allowed:
-                what = "a bit" if allowed == bits else self.vocab.text(allowed)
-                raise Malformed(at, f"expected {what}, got {self.vocab.name(token)}")
+                raise self.vocab.unlike(tokens, at, "a bit" if allowed == bits else self.vocab.text(allowed))
         return {"n": n, "ones": ones}, (Query(n + 2, n + 3, {"n": n}, n + 1),)
 
 

@@ -57,9 +57,7 @@ class Repeat(LengthTask):
         self.vocab.after(tokens, 0, BOS)
         for at in range(1, n + 1):
             if not FIRST <= tokens[at] < len(self.vocab):
-                raise Malformed(
-                    at, f"expected a word{' or noise' * bool(self.noise)}, got {self.vocab.name(tokens[at])}"
-                )
+                raise self.vocab.unlike(tokens, at, "a word or noise" if self.noise else "a word")
         words = [token for token in tokens[1 : n + 1] if token < FIRST + self.spec.words]
         self.vocab.after(tokens, n + 1, ANS)
         if len(words) != (self.items or n):

@@ -69,13 +69,13 @@ class Stack(LengthTask):
         for i in range(n):
             at, (kind, stack, element) = 3 * i + 1, tokens[3 * i + 1 : 3 * i + 4]
             if kind not in (PUSH, POP):
-                raise Malformed(at, f"expected push or pop, got {self.vocab.name(kind)}")
+                raise self.vocab.unlike(tokens, at, "push or pop")
             if not FIRST <= stack < self.first_element:
-                raise Malformed(at + 1, f"expected a stack, got {self.vocab.name(stack)}")
+                raise self.vocab.unlike(tokens, at + 1, "a stack")
             on_it = stacks.setdefault(stack, [])
             if kind == PUSH:
                 if not self.first_element <= element < len(self.vocab):
-                    raise Malformed(at + 2, f"expected an element, got {self.vocab.name(element)}")
+                    raise self.vocab.unlike(tokens, at + 2, "an element")
                 on_it.append(i)
                 continue
             if not on_it:

@@ -75,7 +75,7 @@ class Words(LengthTask):
             if token - FIRST not in allowed:
                 few = len(allowed) < self.table.shape[1]
                 what = self.vocab.text(FIRST + i for i in self.inputs) if few else self.an_input
-                raise Malformed(at, f"expected {what}, got {self.vocab.name(token)}")
+                raise self.vocab.unlike(tokens, at, what)
             states.append(int(self.table[states[-1], token - FIRST]))
         self.vocab.after(tokens, n + 1, ANS)
         if self.every:
