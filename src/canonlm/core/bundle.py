@@ -110,9 +110,11 @@ class Module:
                     raise self._refused(node)
                 case ast.Attribute(value=ast.Name() as module) if module.id in self.members:
                     yield self._member(module, node.attr)
-                case ast.arg(annotation=ast.Constant(value=str(used))) if used in self.binders:
-                    yield from self.keep(used)
-                case ast.Name(id=used) if used in self.binders:
+                case (
+                    ast.Name(id=used)
+                    | ast.arg(annotation=ast.Constant(value=str(used)))
+                    | ast.AnnAssign(value=ast.Constant(value=str(used)))
+                ) if used in self.binders:
                     yield from self.keep(used)
                 case ast.Constant(value=str(text)) if text.startswith("canonlm::"):
                     # PyTorch finds operators by name: the last one defined would serve all copies, of any version.
