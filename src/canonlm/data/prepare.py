@@ -179,12 +179,10 @@ def _begin(places: Places, plan: Index, tokenizer: str) -> None:
 
 
 def _compare(plan: Index, existing: Index, owner: str) -> None:
-    begun = existing.command | {
-        "bos": existing.bos_id,
-        "eos": existing.eos_id,
-        "tokenizer": existing.tokenizer["sha256"],
-    }
-    requested = plan.command | {"bos": plan.bos_id, "eos": plan.eos_id, "tokenizer": plan.tokenizer["sha256"]}
+    begun, requested = (
+        each.command | {"bos": each.bos_id, "eos": each.eos_id, "tokenizer": each.tokenizer["sha256"]}
+        for each in (existing, plan)
+    )
     for key in ("tokenizer", "input", *requested):
         if requested[key] != begun.get(key):
             what = f"{repr(begun.get(key))[:200]}, {owner}"

@@ -28,13 +28,11 @@ def check_type(key: str, value: object, annotation: Any, default: object) -> Non
 
 
 _TYPES: dict[Any, str] = {
-    **{
-        int: "an integer",
-        float: "a number",
-        bool: "true or false",
-        str: "a string",
-        list[str]: "a list of strings, one per layer or repeating",
-    },
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    str: "a string",
+    list[str]: "a list of strings, one per layer or repeating",
     dict[str, dict[str, Any]]: "{mixer: {option: value}}",
 }
 
