@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
 from typing import TypeVar
@@ -47,22 +48,16 @@ def join(rank: int, size: int, timeout: float) -> Store:
 
 def _within(seconds: float, call: Callable[[], T]) -> T:
     """The result of `call`. TimeoutError if it takes longer: a store's calls wait for a frozen server without end."""
-    results: list[T | Exception] = []
+    future: Future[T] = Future()
 
     def run() -> None:
         try:
-            results.append(call())
+            future.set_result(call())
         except Exception as error:
-            results.append(error)
+            future.set_exception(error)
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if not results:
-        raise TimeoutError
-    if isinstance(results[0], Exception):
-        raise results[0]
-    return results[0]
+    threading.Thread(target=run, daemon=True).start()  # an executor's thread would keep this process alive
+    return future.result(seconds)
 
 
 def _connect(rank: int, size: int, timeout: float, serves: bool = False) -> Store:
