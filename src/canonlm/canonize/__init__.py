@@ -53,7 +53,8 @@ def describe(model: PreTrainedModel, sites: str, *, init: str = "zero") -> list[
     """The Canon layers that `canonize` would add, one `Place` each: `.block`, `.module` and `.side` say where,
     `.channels` how many, `.name` is the layer's name in its block. The model may be on the meta device."""
     if not isinstance(model, PreTrainedModel):
-        hint = "a model of transformers" + (" (canonize it before PEFT wraps it)" if _is_peft(model) else "")
+        of_peft = any(base.__name__ == "PeftModel" for base in type(model).__mro__)
+        hint = "a model of transformers" + " (canonize it before PEFT wraps it)" * of_peft
         raise expected("model", hint, type(model).__name__)
     if isinstance(model, CanonizedModel):
         raise expected("model", "one without Canon layers (decanonize removes them)", type(model).__name__)
@@ -95,10 +96,6 @@ def _starting(variant: Variant) -> Variant:
     if variant.residual:
         return replace(variant, start="zero")
     return variant if variant.activation else replace(variant, start="id")
-
-
-def _is_peft(model: object) -> bool:
-    return any(base.__name__ == "PeftModel" for base in type(model).__mro__)
 
 
 class _Callable(ModuleType):

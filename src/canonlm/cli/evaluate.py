@@ -1,8 +1,7 @@
 """`canonlm eval`: evaluate a saved model on a suite of questions, and write results.json."""
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -95,8 +94,8 @@ def evaluate(
         if out is not None and len(models) > 1:
             folder = out / f"{number}-{Path(each).resolve().name}"
         try:
-            with _progress() as progress:
-                entries = later.suites.run(suite, planned, subject, options, folder, progress)
+            with _progress() as bar:
+                entries = later.suites.run(suite, planned, subject, options, folder, _Bar(bar))
         except KeyboardInterrupt:
             say(
                 f"canonlm: interrupted; the answers so far are in {folder}. The same command continues.",
@@ -174,13 +173,11 @@ def _folder(model: str, about: Mapping[str, Any]) -> Path:
     return Path("evals") / (Path(model).resolve().name if Path(model).exists() else model.replace("/", "--"))
 
 
-@contextmanager
-def _progress() -> "Iterator[later.suites.ProgressReporter]":
+def _progress() -> Progress:
     """A bar on a terminal; in a log, a line for every entry."""
     console = Console()
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        yield _Bar(bar)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 class _Bar:

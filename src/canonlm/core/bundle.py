@@ -110,9 +110,11 @@ class Module:
                     raise self._refused(node)
                 case ast.Attribute(value=ast.Name() as module) if module.id in self.members:
                     yield self._member(module, node.attr)
-                case ast.arg(annotation=ast.Constant(value=str(used))) if used in self.binders:
-                    yield from self.keep(used)
-                case ast.Name(id=used) if used in self.binders:
+                case (
+                    ast.Name(id=used)
+                    | ast.arg(annotation=ast.Constant(value=str(used)))
+                    | ast.AnnAssign(value=ast.Constant(value=str(used)))
+                ) if used in self.binders:
                     yield from self.keep(used)
                 case ast.Constant(value=str(text)) if text.startswith("canonlm::"):
                     # PyTorch finds operators by name: the last one defined would serve all copies, of any version.
@@ -142,7 +144,8 @@ class Module:
         last, keeping = 0, True
         for node in self.tree.body:
             own = lines[node.lineno - 1 : node.end_lineno]
-            keeping = not self.used.isdisjoint(bound_names(node) or ()) or (keeping and _is_string(node))
+            is_string = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+            keeping = not self.used.isdisjoint(bound_names(node) or ()) or (keeping and is_string)
             if keeping:
                 texts += lines[last : node.lineno - 1]
                 texts += self._imports(node) if isinstance(node, ast.ImportFrom) else own
@@ -207,10 +210,6 @@ def _is_for_types(node: ast.stmt) -> bool:
 def _imports_of(node: ast.Module | ast.If) -> list[ast.ImportFrom]:
     inside = [inner for part in node.body for inner in (part.body if isinstance(part, ast.If) else [part])]
     return [part for part in inside if isinstance(part, ast.ImportFrom)]
-
-
-def _is_string(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 def _is_module(path: str) -> bool:

@@ -88,7 +88,8 @@ def dump(
     except Timeout:
         raise expected("--out", "a file that no other process is writing", str(out)) from None
     except OSError as error:
-        raise expected("--out", f"a file that can be written ({_reason(error)})", str(out)) from None
+        reason = error.strerror or (os.strerror(error.errno) if error.errno else str(error))
+        raise expected("--out", f"a file that can be written ({reason})", str(out)) from None
     return True
 
 
@@ -188,7 +189,3 @@ def _flat(about: dict[str, Any]) -> dict[str, Any]:
     stream = {"--" + key.replace("_", "-"): value for key, value in about.items()}
     version, task, settings = stream.pop("--version"), stream.pop("--task"), stream.pop("--settings")
     return {"task": task, **{f"task.{key}": value for key, value in settings.items()}, **stream, "canonlm": version}
-
-
-def _reason(error: OSError) -> str:
-    return error.strerror or (os.strerror(error.errno) if error.errno else str(error))

@@ -14,6 +14,7 @@ For other tokenizers, texts are not cut.
 import json
 import re
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -46,8 +47,6 @@ class Encoder:
     ) -> None:
         """file: the tokenizer's, for errors. long, piece: characters of a text that is cut, and of its pieces."""
         self._tokenizer, self._file, self._long, self._piece = tokenizer, file, long, piece
-        self._places: re.Pattern[str] | None = None
-        self._searched = False
 
     def encode(self, texts: Iterable[str]) -> Iterator[tuple[int, list[int]]]:
         """(number of the text, tokens), the texts in order; those of a long text in several parts."""
@@ -64,7 +63,7 @@ class Encoder:
 
     def pieces(self, text: str) -> list[str]:
         """The text in pieces, if it is long and may be cut."""
-        if len(text) <= self._long or (places := self._cut_places()) is None:
+        if len(text) <= self._long or (places := self._cut_places) is None:
             return [text]
         cuts = [0]
         while len(text) - cuts[-1] > self._piece and (place := places.search(text, cuts[-1] + self._piece)):
@@ -77,10 +76,9 @@ class Encoder:
         for (number, _), encoding in zip(group, encoded, strict=True):
             yield number, encoding.ids
 
+    @cached_property  # at the first long text: a large vocabulary takes a second
     def _cut_places(self) -> re.Pattern[str] | None:
-        if not self._searched:  # at the first long text: a large vocabulary takes a second
-            self._places, self._searched = _places(self._tokenizer), True
-        return self._places
+        return _places(self._tokenizer)
 
 
 def _places(tokenizer: Tokenizer) -> re.Pattern[str] | None:

@@ -134,7 +134,8 @@ def prepare(
             is_finished = (out / index.NAME).exists()  # by another process, since it was checked
             if executor == "local":
                 remove_leftovers(out)
-            max_workers = workers or (_cores() if executor == "local" else -1)
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            max_workers = workers or (cores if executor == "local" else -1)
             steps, last = [reader, writer], Finish(place, max_bad)
             if not is_finished and not execute(
                 executor, steps, last, command["tasks"], max_workers, place / "work", checked_options
@@ -161,10 +162,6 @@ def default_tasks(inputs: Sequence[Input]) -> int:
     return max(1, min(pieces, -(-total(inputs) // TASK_SIZE), MAX_DEFAULT_TASKS))
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _begin(places: Places, plan: Index, tokenizer: str) -> None:
     """Make the folder, or check that it was begun with the same plan. `work` has the plan, an index without shards."""
     make_folder(places.out, "work")
@@ -182,12 +179,10 @@ def _begin(places: Places, plan: Index, tokenizer: str) -> None:
 
 
 def _compare(plan: Index, existing: Index, owner: str) -> None:
-    begun = existing.command | {
-        "bos": existing.bos_id,
-        "eos": existing.eos_id,
-        "tokenizer": existing.tokenizer["sha256"],
-    }
-    requested = plan.command | {"bos": plan.bos_id, "eos": plan.eos_id, "tokenizer": plan.tokenizer["sha256"]}
+    begun, requested = (
+        each.command | {"bos": each.bos_id, "eos": each.eos_id, "tokenizer": each.tokenizer["sha256"]}
+        for each in (existing, plan)
+    )
     for key in ("tokenizer", "input", *requested):
         if requested[key] != begun.get(key):
             what = f"{repr(begun.get(key))[:200]}, {owner}"
@@ -305,13 +300,11 @@ def _sums(folder: Path, length: int) -> tuple[int, int, int, int]:
     return sums[0], length, sums[1], sums[2]
 
 
-def prepare_stdlib(
-    folder: Path | None = None, on_progress: Callable[[Progress], None] = lambda progress: None
-) -> tuple[Path, str]:
+def prepare_stdlib() -> tuple[Path, str]:
     """The source of this machine's own Python standard library (its tests left out), one document per file, as bytes.
 
-    Returns the folder (default: in the user's cache, under a name that holds the hash) and the sha256 over the sorted
-    names and contents of the files. Made once, by whichever process comes first; 5 % of the files are held out.
+    Returns the folder, in the user's cache under a name that holds the hash, and the sha256 over the sorted names and
+    contents of the files. Made once, by whichever process comes first; 5 % of the files are held out.
     """
     library = sysconfig.get_path("stdlib")
     digest = hashlib.sha256()
@@ -319,14 +312,10 @@ def prepare_stdlib(
         content = read_bytes(Path(file.path))
         digest.update(f"{file.name}\0{len(content)}\0".encode() + content)
     sha256 = digest.hexdigest()
-    if folder is None:
-        if (cache := user_folders.cache()) is None:
-            raise expected("XDG_CACHE_HOME", "a folder that can be written", os.environ.get("XDG_CACHE_HOME"))
-        folder = cache / f"python-stdlib-{sha256[:16]}"
+    if (cache := user_folders.cache()) is None:
+        raise expected("XDG_CACHE_HOME", "a folder that can be written", os.environ.get("XDG_CACHE_HOME"))
+    folder = cache / f"python-stdlib-{sha256[:16]}"
     make_folder(folder.parent)
     with lock(folder.with_name(f".{folder.name}.lock")):  # others wait
-        prepare(
-            folder, [library], tokenizer="bytes", glob="*.py", exclude=LEFT_OUT, validation=0.05, max_bad=10,
-            on_progress=on_progress,
-        )  # fmt: skip
+        prepare(folder, [library], tokenizer="bytes", glob="*.py", exclude=LEFT_OUT, validation=0.05, max_bad=10)
     return folder, sha256

@@ -258,15 +258,14 @@ def _fault(line: bytes, key: str) -> str:
         return "an empty line" if not decoded.strip() else f"not JSON ({error})"
     if not isinstance(value, dict):
         return f"not a JSON object but {_kind_of_value(value)}"
+    return _without_text(value, key) or "half of a surrogate pair, which is not a Unicode character"
+
+
+def _without_text(value: Mapping[str, object], key: str) -> str:
+    """Why an object has no text under the key; "" if it has one."""
     if key not in value:
-        return f'no key "{key}", but {_names_of(value)}'
-    if not isinstance(value[key], str):
-        return f'"{key}" is not a string but {_kind_of_value(value[key])}'
-    return "half of a surrogate pair, which is not a Unicode character"
-
-
-def _names_of(value: Mapping[str, object]) -> str:
-    return brief(", ".join(map(str, value)) or "no keys")
+        return f'no key "{key}", but {brief(", ".join(map(str, value)) or "no keys")}'
+    return "" if isinstance(value[key], str) else f'"{key}" is not a string but {_kind_of_value(value[key])}'
 
 
 def check_key(inputs: list[Input], key: str, max_bad: int) -> None:
@@ -375,15 +374,8 @@ def _dataset_rows(source: Input, base: int, first: int, last: int, key: str) -> 
     name = f"{source.path}#{index}"
     try:
         for number, row in enumerate(_dataset(source.path, source.revision).shard(shards, index), 1):
-            if not isinstance(row.get(key), str):
-                fault = (
-                    f'no key "{key}", but {_names_of(row)}'
-                    if key not in row
-                    else f'"{key}" is not a string but {_kind_of_value(row[key])}'
-                )
-                yield Bad(name, number, fault)
-            elif len(row[key]) > MAX_DOCUMENT:
-                yield Bad(name, number, TOO_LONG)
+            if (fault := _without_text(row, key)) or len(row[key]) > MAX_DOCUMENT:
+                yield Bad(name, number, fault or TOO_LONG)
             else:
                 yield Text(row[key], base)
     except (ValueError, RuntimeError) as error:  # the library's own, for a file that it cannot parse

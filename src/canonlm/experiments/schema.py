@@ -7,7 +7,7 @@ a changed file is another experiment.
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache, cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -63,30 +63,18 @@ class Setting(Settings):
     paper: str | None = None  # what the paper's grids call it
 
     @model_validator(mode="after")
-    def _looks_need_validation(self) -> "Setting":
+    def _consistent(self) -> "Setting":
         if (self.choose_on == "validation") != bool(self.looks):
             raise expected("looks", "numbers of fresh seeds if choose_on is validation, else none", self.looks)
         if sum(self.looks.values()) > 0.05 + 1e-9:
             raise expected("looks", "levels that add up to at most 0.05", self.looks)
-        return self
-
-    @model_validator(mode="after")
-    def _judged_seeds_are_fresh(self) -> "Setting":
         last = self.first_seed + max(self.looks, default=0)
         if self.looks and self.first_seed < FIRST_TUNING_SEED + self.tuning_seeds and last > FIRST_TUNING_SEED:
             raise expected(
                 "first_seed", f"fresh seeds apart from the tuning seeds, from {FIRST_TUNING_SEED}", self.first_seed
             )
-        return self
-
-    @model_validator(mode="after")
-    def _text_has_no_accuracies(self) -> "Setting":
         if self.task == TEXT and self.measure is None:
             raise expected("measure", "loss, for text", self.measure)
-        return self
-
-    @model_validator(mode="after")
-    def _variants_exclude_difficulties(self) -> "Setting":
         if self.variants and self.difficulties:
             raise expected("variants", "no variants if there are difficulties", list(self.variants))
         return self
@@ -267,7 +255,9 @@ def load(name_or_path: str, *, seed_set: int = 0, trust: bool = False) -> Experi
         experiment = _checked(raw)
         if not trust and not is_yours(path):
             _refuse_code(experiment)
-        experiment._settings = used = {name: setting(name) for name in _settings_of(experiment)}
+        panels = [panel for scale in SCALES for panel in experiment.panels(scale)]
+        named_settings = dict.fromkeys(name for panel in panels for name in panel.settings)
+        experiment._settings = used = {name: setting(name) for name in named_settings}
         for number, claim in experiment.claims.items():
             _check_claim(experiment, number, claim)
     except ValueError as error:
@@ -340,10 +330,6 @@ def setting(name: str) -> Setting:
 def _entries(path: Path, modified: int) -> Mapping[str, Any]:
     """All settings, read once: experiments look up hundreds, and reading takes 10 ms."""
     return read_yaml(path)[0]
-
-
-def _settings_of(experiment: Experiment) -> Iterator[str]:
-    yield from dict.fromkeys(name for scale in SCALES for panel in experiment.panels(scale) for name in panel.settings)
 
 
 def places(experiment: Experiment, at: At, arm: str) -> list[tuple[str, str | None, str | None]]:

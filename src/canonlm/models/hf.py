@@ -136,9 +136,10 @@ class ForeignModel(LanguageModel):
         documents: Documents | None,
         num_targets: float,
     ) -> Loss:
-        head = self._head()
+        head = self.module.get_output_embeddings()
         bytes_of_logits = 4 * targets.numel() * self.module.config.get_text_config().vocab_size
-        if head is not None and bytes_of_logits > losses.chunk_bytes(targets.device.type) and self._head_is_plain(head):
+        large = bytes_of_logits > losses.chunk_bytes(targets.device.type)
+        if large and type(head) is nn.Linear and head.bias is None and self._head_is_plain(head):
             # In place of the head, inside the model's forward, so that wrappers around the model still apply.
             def sums(h: Tensor) -> Tensor:
                 return losses.loss_of_hidden(_PLAIN, h, head.weight, targets, compiled=self.compiled_loss)[0]
@@ -163,10 +164,6 @@ class ForeignModel(LanguageModel):
             if "position_ids" in self._accepts:
                 kwargs["position_ids"] = positions_in_documents(documents.ids, None)
         return self.module(input_ids=input_ids, **kwargs)
-
-    def _head(self) -> nn.Linear | None:
-        head = self.module.get_output_embeddings()
-        return head if type(head) is nn.Linear and head.bias is None else None
 
     @torch.no_grad()
     def _head_is_plain(self, head: nn.Linear) -> bool:

@@ -7,7 +7,6 @@ import hashlib
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +14,7 @@ from transformers import initialization
 
 from canonlm.canon.layer import CanonLayer
 from canonlm.models.norm import RMSNorm
-
-if TYPE_CHECKING:
-    from canonlm.models.config import CanonLMConfig
+from canonlm.models.settings import Config
 
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
@@ -37,7 +34,7 @@ def generator_for(seed: int, name: str) -> torch.Generator:
     return torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
-def init_parameters(module: nn.Module, module_name: str, config: "CanonLMConfig") -> None:
+def init_parameters(module: nn.Module, module_name: str, config: Config) -> None:
     """Initialise the parameters that `module` itself holds (not its children's)."""
     for leaf, parameter in module.named_parameters(recurse=False):
         if parameter.is_meta:
@@ -49,7 +46,7 @@ def init_parameters(module: nn.Module, module_name: str, config: "CanonLMConfig"
         initialization.copy_(parameter, values)
 
 
-def usual(module: nn.Module, name: str, config: "CanonLMConfig") -> Fill:
+def usual(module: nn.Module, name: str, config: Config) -> Fill:
     """The usual initial values of a parameter, by the class of its module and `config.initializer`."""
     if isinstance(module, CanonLayer):
         return partial(module.fill, name.rpartition(".")[2])
@@ -65,7 +62,7 @@ def usual(module: nn.Module, name: str, config: "CanonLMConfig") -> Fill:
     return normal(config.initializer_range)
 
 
-def _truncated(name: str, config: "CanonLMConfig", in_layer: bool) -> Fill:
+def _truncated(name: str, config: Config, in_layer: bool) -> Fill:
     """As in Meta lingua: projections into the residual stream (the mixer's and the MLP's last) are scaled down by
     depth."""
     std = config.hidden_size**-0.5

@@ -1,15 +1,11 @@
 """Positions in attention: rotations (RoPE) or penalties for distance (ALiBi)."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 from transformers import Cache
 
+from canonlm.models.settings import Config
 from canonlm.ops.compiled import materialize_on_any_device
-
-if TYPE_CHECKING:
-    from canonlm.models.config import CanonLMConfig
 
 
 def rotary_table(position_ids_BT: Tensor, rope_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -33,7 +29,7 @@ def rotate(x_BTHE: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
 
 
 def alibi_mask(
-    config: "CanonLMConfig", mask: Tensor, attention_mask: Tensor | None, cache: Cache | None, dtype: torch.dtype
+    config: Config, mask: Tensor, attention_mask: Tensor | None, cache: Cache | None, dtype: torch.dtype
 ) -> Tensor:
     """`mask` with each head's penalty for distance: from `[B, 1, T, S]` to `[B, H, T, S]`, heads h = 1 … H.
 

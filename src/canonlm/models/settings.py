@@ -2,9 +2,15 @@
 
 import math
 from types import UnionType
-from typing import Any, ClassVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, get_args, get_origin
 
 from canonlm.core.errors import expected
+
+if TYPE_CHECKING:
+    from canonlm.models.config import CanonLMConfig
+
+Config: TypeAlias = "CanonLMConfig"
+"""For the modules that `canonlm.models.config` imports."""
 
 MAX_SIZE = 2**31 - 1
 """Max of any integer field: a larger value is a mistake."""
@@ -22,13 +28,11 @@ def check_type(key: str, value: object, annotation: Any, default: object) -> Non
 
 
 _TYPES: dict[Any, str] = {
-    **{
-        int: "an integer",
-        float: "a number",
-        bool: "true or false",
-        str: "a string",
-        list[str]: "a list of strings, one per layer or repeating",
-    },
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    str: "a string",
+    list[str]: "a list of strings, one per layer or repeating",
     dict[str, dict[str, Any]]: "{mixer: {option: value}}",
 }
 

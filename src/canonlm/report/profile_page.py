@@ -47,7 +47,8 @@ def html(profile: Profile, command: str) -> str:
         chart("profile", SCORES, scores(profile)),
         *caveat(limits),
         *fold("Task by task", [{"list": verdicts(profile)}]),
-        *fold("How much is noise, and what these seeds can show", _noise(profile)),
+        *fold("How much is noise, and what these seeds can show",
+              [{"list": lines} for lines in (noise(profile), planned(profile)) if lines]),
         *fold("At equal steps, FLOPs and seconds", _matched(profile)),
         *fold("What else limits this comparison", [{"list": limits[1:]}]),
         *fold("When a task is solved", [chart("solved", SOLVING, solved(profile)), _solved(profile)]),
@@ -89,11 +90,6 @@ def _rows(profile: Profile, cells: Callable[[TaskProfile, Arm], list[Cell]]) -> 
         for task in profile.tasks
         for place, arm in enumerate(task.arms)
     ]
-
-
-def _noise(profile: Profile) -> list[Block]:
-    """The first architecture against itself, and planned differences."""
-    return [{"list": lines} for lines in (noise(profile), planned(profile)) if lines]
 
 
 def _matched(profile: Profile) -> list[Block]:

@@ -37,7 +37,6 @@ from canonlm.train.load_config import load as load_config
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
-_CONFIGS = ("config.json", "params.json")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
 _SMALL = ["*.json", "*.txt", "*.model", "*.jinja", "*.py"]
 """Files that are fetched from the Hub first, to check the model: everything but weights."""
@@ -108,7 +107,8 @@ def open_model(
     words = own if tokenizer is None else _named_tokenizer(tokenizer, trust_remote_code)
     if words is not None:
         words.opened_from = _file_of(tokenizer or source)  # for errors
-    if words is not None and (tokens := max(words.get_vocab().values()) + 1) > (known := _vocab_size(model)):
+    embedding: Any = model.get_input_embeddings().weight
+    if words is not None and (tokens := max(words.get_vocab().values()) + 1) > (known := len(embedding)):
         what = f"one of at most {known:,} tokens, the vocabulary size of {source}"
         raise expected("--tokenizer", what, f"{tokenizer or 'its own'}, of {tokens:,}")
     about = {
@@ -290,11 +290,6 @@ def _fetch(key: str, name: str) -> Path:
     guess = f' Did you mean "{close[0]}"?' if close else ""
     kind = {"MODEL": "a folder nor a model", "--tokenizer": "a file, a folder nor a tokenizer"}[key]
     raise ValueError(f'{key}: "{name}" is neither {kind} on the Hub that can be reached{reason}.{guess}')
-
-
-def _vocab_size(model: PreTrainedModel) -> int:
-    weight: Any = model.get_input_embeddings().weight
-    return weight.shape[0]
 
 
 def _sha256(text: str) -> str:

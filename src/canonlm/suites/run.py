@@ -4,7 +4,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
 from importlib import import_module
 from itertools import product
 from pathlib import Path
@@ -27,10 +27,10 @@ SUITES = {
     "text": "bits per byte and perplexity of documents, compared by document with other models",
     "playground": "the task that a playground run was trained on, at any difficulty and length",
 }
-_RETRIEVAL = {
-    "multihop": ("canonlm.suites.multihop", "MultiHopSettings", "MultiHop"),
-    "babilong": ("canonlm.suites.babilong", "BabilongSettings", "Babilong"),
-}
+_RETRIEVAL = {"multihop": "MultiHop", "babilong": "Babilong"}
+"""The classes of questions in words, each in the module of its suite."""
+_SETTINGS = {"playground": "PlaygroundSettings", "text": "TextSettings"}
+_SETTINGS |= {suite: f"{name}Settings" for suite, name in _RETRIEVAL.items()}
 
 
 class PromptOptions(NamedTuple):
@@ -90,21 +90,11 @@ def _settings(suite: str, published: bool) -> tuple[type[BaseModel], list[dict[s
         from canonlm.suites.harness.run import PUBLISHED, HarnessSettings
 
         return HarnessSettings, [{"tasks": PUBLISHED}] if published else [{}]
-    if suite == "playground":
-        from canonlm.suites.playground import PlaygroundSettings
-
-        if published:
-            raise expected("--suite", "multihop, babilong or harness with --published", suite)
-        return PlaygroundSettings, [{}]
-    if suite == "text":
-        from canonlm.suites.text import TextSettings
-
-        if published:
-            raise expected("--suite", "multihop, babilong or harness with --published", suite)
-        return TextSettings, [{}]
-    home = import_module(_RETRIEVAL[suite][0])
+    if published and suite not in _RETRIEVAL:
+        raise expected("--suite", "multihop, babilong or harness with --published", suite)
+    home = import_module(f"canonlm.suites.{suite}")
     defaults = [each.model_dump() for each in home.published_settings()] if published else [{}]
-    return getattr(home, _RETRIEVAL[suite][1]), defaults
+    return getattr(home, _SETTINGS[suite]), defaults
 
 
 def _checked(model: type[BaseModel], settings: dict[str, Any]) -> BaseModel:
@@ -126,99 +116,104 @@ def run(
 
     Entries that were finished before a ValueError (a prompt longer than the context, a missing dataset) stay in OUT.
     """
-    results = Results(out, subject.about)
-    ask = {"harness": _harness, "playground": _playground, "text": _text}.get(suite, _retrieval)
-    return [entry for each in settings for entry in ask(suite, each, subject, options, results, progress)]
+    exam = _Exam(suite, subject, options, Results(out, subject.about), progress)
+    ask = {"harness": exam.harness, "playground": exam.playground, "text": exam.text}.get(suite, exam.retrieval)
+    return [entry for each in settings for entry in ask(each)]
 
 
-def _retrieval(
-    suite: str, settings: Any, subject: Subject, options: PromptOptions, results: Results, progress: ProgressReporter
-) -> Iterator[dict[str, Any]]:
-    from canonlm.suites.generation import Writer
+@dataclass(frozen=True)
+class _Exam:
+    """A suite and the model that it examines. The methods yield the entries of one evaluation, by the kind of suite."""
 
-    if subject.tokenizer is None:
-        what = f"a model with a tokenizer (--tokenizer names one: a folder, a file or bytes), as {suite} asks in words"
-        if subject.about["kind"] == "run":
+    suite: str
+    subject: Subject
+    options: PromptOptions
+    results: Results
+    progress: ProgressReporter
+
+    def retrieval(self, settings: Any) -> Iterator[dict[str, Any]]:
+        from canonlm.suites.generation import Writer
+
+        suite, subject, options = self.suite, self.subject, self.options
+        if subject.tokenizer is None:
             what = (
-                f"a model of text, as {suite} asks in words; a run on a task only has its task's (--suite playground)"
+                f"a model with a tokenizer (--tokenizer names one: a folder, a file or bytes), as {suite} asks in words"
             )
-        raise expected("MODEL", what, subject.about["source"])
-    noted = {**settings.model_dump(mode="json"), **_contents(settings, ("text", "facts")), "bos": options.bos}
-    if (entry := results.find(suite, settings.name, noted)) is not None:
-        progress.end(entry, again=True)
-        yield entry
-        return
-    writer = Writer(
-        subject.model, subject.tokenizer, batch_size=options.batch_size, bos=options.bos, beyond=options.beyond
-    )
-    questions = getattr(import_module(_RETRIEVAL[suite][0]), _RETRIEVAL[suite][2])(settings, writer.tokens)
-    ask = partial(results.ask, suite, questions, noted, writer.write, progress.advance, writer.not_finite)
-    progress.begin(questions.name, len(questions))
-    yield _entry(results, progress, suite, questions.name, noted, ask)
+            if subject.about["kind"] == "run":
+                what = f"a model of text, as {suite} asks in words; "
+                what += "a run on a task only has its task's (--suite playground)"
+            raise expected("MODEL", what, subject.about["source"])
+        noted = {**settings.model_dump(mode="json"), **_contents(settings, ("text", "facts")), "bos": options.bos}
+        if (entry := self.results.find(suite, settings.name, noted)) is not None:
+            self.progress.end(entry, again=True)
+            yield entry
+            return
+        writer = Writer(
+            subject.model, subject.tokenizer, batch_size=options.batch_size, bos=options.bos, beyond=options.beyond
+        )
+        questions = getattr(import_module(f"canonlm.suites.{suite}"), _RETRIEVAL[suite])(settings, writer.tokens)
+        self.progress.begin(questions.name, len(questions))
+        more = (noted, writer.write, self.progress.advance, writer.not_finite)
+        yield self._entry(questions.name, noted, lambda rows: self.results.ask(suite, questions, *more))
 
+    def playground(self, settings: Any) -> Iterator[dict[str, Any]]:
+        from canonlm.suites.playground import evaluations
 
-def _playground(
-    suite: str, settings: Any, subject: Subject, options: PromptOptions, results: Results, progress: ProgressReporter
-) -> Iterator[dict[str, Any]]:
-    from canonlm.suites.playground import evaluations
+        for name, noted, scores in evaluations(self.subject, settings, self.options.batch_size):
+            self.progress.begin(name, None)
+            yield self._entry(name, noted, scores)
 
-    for name, noted, scores in evaluations(subject, settings, options.batch_size):
-        progress.begin(name, None)
-        yield _entry(results, progress, suite, name, noted, partial(_scored, results, suite, name, noted, scores))
+    def text(self, settings: Any) -> Iterator[dict[str, Any]]:
+        from canonlm.suites import text
 
+        subject = self.subject
+        if subject.tokenizer is None:
+            what = "a model with a tokenizer (--tokenizer names one: a folder, a file or bytes)"
+            raise expected("MODEL", what, subject.about["source"])
+        documents, context = text.documents(settings), text.context_of(subject, settings)
+        noted = {**settings.model_dump(mode="json"), **_contents(settings, ("file",)), "context": context}
 
-def _text(
-    suite: str, settings: Any, subject: Subject, options: PromptOptions, results: Results, progress: ProgressReporter
-) -> Iterator[dict[str, Any]]:
-    from canonlm.suites import text
+        def scores(rows: list[dict[str, Any]]) -> list[Score]:
+            rows += text.rows(subject, documents, context, self.options.batch_size, self.progress.advance)
+            return text.scores(rows)
 
-    if subject.tokenizer is None:
-        what = "a model with a tokenizer (--tokenizer names one: a folder, a file or bytes)"
-        raise expected("MODEL", what, subject.about["source"])
-    documents, context = text.documents(settings), text.context_of(subject, settings)
-    noted = {**settings.model_dump(mode="json"), **_contents(settings, ("file",)), "context": context}
+        self.progress.begin(settings.name, len(documents))
+        yield self._entry(settings.name, noted, scores)
 
-    def scores(rows: list[dict[str, Any]]) -> list[Score]:
-        rows += text.rows(subject, documents, context, options.batch_size, progress.advance)
-        return text.scores(rows)
+    def harness(self, settings: Any) -> Iterator[dict[str, Any]]:
+        """One entry per task. The harness resolves groups and patterns into tasks only while it runs."""
+        from canonlm.suites.harness.run import run_harness
 
-    progress.begin(settings.name, len(documents))
-    ask = partial(_scored, results, suite, settings.name, noted, scores)
-    yield _entry(results, progress, suite, settings.name, noted, ask)
+        suite, options, results = self.suite, self.options, self.results
+        noted = {**settings.model_dump(mode="json", exclude={"tasks"}), **_contents(settings, ("include",))}
+        noted |= {"bos": options.bos, "beyond": options.beyond}
+        finished = {entry["name"]: entry for entry in results.entries(suite, noted)}
+        entries, begun = [], time.perf_counter()
 
+        def on_task(name: str, scores: list[Score]) -> None:
+            nonlocal begun
+            entry = finished.get(name) or results.add(suite, name, noted, scores, time.perf_counter() - begun)
+            begun = time.perf_counter()
+            entries.append(entry)
+            self.progress.end(entry, again=name in finished)
 
-def _scored(
-    results: Results, suite: str, name: str, noted: dict[str, Any], scores: Callable[..., list[Score]]
-) -> list[Score]:
-    rows: list[dict[str, Any]] = []
-    kept = scores(rows)
-    if rows:
-        results.keep(suite, name, noted, rows)
-    return kept
+        run_harness(self.subject, settings, on_task, done=finished, **options._asdict())
+        yield from entries
 
-
-def _harness(
-    suite: str, settings: Any, subject: Subject, options: PromptOptions, results: Results, progress: ProgressReporter
-) -> Iterator[dict[str, Any]]:
-    """One entry per task. The harness resolves groups and patterns into tasks only while it runs."""
-    from canonlm.suites.harness.run import run_harness
-
-    noted = {**settings.model_dump(mode="json", exclude={"tasks"}), **_contents(settings, ("include",))}
-    noted |= {"bos": options.bos, "beyond": options.beyond}
-    finished = {entry["name"]: entry for entry in results.entries(suite, noted)}
-    entries, begun = [], time.perf_counter()
-
-    def on_task(name: str, scores: list[Score]) -> None:
-        nonlocal begun
-        entry = finished.get(name) or results.add(suite, name, noted, scores, time.perf_counter() - begun)
-        begun = time.perf_counter()
-        entries.append(entry)
-        progress.end(entry, again=name in finished)
-
-    run_harness(
-        subject, settings, on_task, done=finished, bos=options.bos, batch_size=options.batch_size, beyond=options.beyond
-    )
-    yield from entries
+    def _entry(
+        self, name: str, noted: dict[str, Any], ask: Callable[[list[dict[str, Any]]], list[Score]]
+    ) -> dict[str, Any]:
+        """The finished entry, or a new one. ask: appends the answers that are to be kept to its argument."""
+        if (entry := self.results.find(self.suite, name, noted)) is not None:
+            self.progress.end(entry, again=True)
+            return entry
+        start, rows = time.perf_counter(), list[dict[str, Any]]()
+        scores = ask(rows)
+        if rows:
+            self.results.keep(self.suite, name, noted, rows)
+        entry = self.results.add(self.suite, name, noted, scores, time.perf_counter() - start)
+        self.progress.end(entry, again=False)
+        return entry
 
 
 def _contents(settings: BaseModel, keys: Iterable[str]) -> dict[str, str]:
@@ -231,22 +226,3 @@ def _contents(settings: BaseModel, keys: Iterable[str]) -> dict[str, str]:
         if stamps:
             digests[f"{key}_sha256"] = hashlib.sha256("\n".join(stamps).encode()).hexdigest()
     return digests
-
-
-def _entry(
-    results: Results,
-    progress: ProgressReporter,
-    suite: str,
-    name: str,
-    noted: dict[str, Any],
-    ask: Callable[[], list[Score]],
-) -> dict[str, Any]:
-    """The finished entry, or a new one."""
-    if (entry := results.find(suite, name, noted)) is not None:
-        progress.end(entry, again=True)
-        return entry
-    start = time.perf_counter()
-    scores = ask()
-    entry = results.add(suite, name, noted, scores, time.perf_counter() - start)
-    progress.end(entry, again=False)
-    return entry

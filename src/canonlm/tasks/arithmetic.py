@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from pydantic import Field, model_validator
 
-from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Task, Vocab, register
+from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Vocab, register
 from canonlm.tasks.describe import Scale, counted
 from canonlm.tasks.formulas import (
     BOS,
@@ -27,6 +27,7 @@ from canonlm.tasks.formulas import (
     plain_value,
     value_distribution,
 )
+from canonlm.tasks.lengths import LengthTask
 from canonlm.tasks.packing import IGNORE, compile_loop
 from canonlm.tasks.random import below, two_below
 from canonlm.tasks.spec import LengthSpec, Sizes
@@ -35,7 +36,7 @@ MAX_LENGTH = 2**12
 
 
 @register("arithmetic")
-class Arithmetic(Task):
+class Arithmetic(LengthTask):
     """The value of a formula of n tokens. Loss on the answer."""
 
     class Spec(LengthSpec):
@@ -64,18 +65,13 @@ class Arithmetic(Task):
     scales = {"n": Scale("length of the formula", counted("token"))}
 
     def __init__(self, spec: Spec) -> None:
-        self.spec = spec
-        self.vocab = Vocab(["bos", "=", "(", ")", *OPERATORS, *map(str, range(spec.modulus))], ["bos", "="])
-        self.test_lengths = spec.lengths()
-        self.longest = max(spec.N, *self.test_lengths)
+        names = ["bos", "=", "(", ")", *OPERATORS, *map(str, range(spec.modulus))]
+        super().__init__(spec, Vocab(names, ["bos", "="]))
         self.max_len = self.longest + 3
         numbers = np.arange(spec.modulus)
         of_two = [op.outer(numbers, numbers) for op in (np.add, np.subtract, np.multiply)]
         self.results = np.stack(of_two).astype(np.int32) % spec.modulus  # [operator, left, right]
         self.ops = np.array([OPERATORS.index(op) for op in spec.ops])
-
-    def slices(self) -> list[Slice]:
-        return [{"n": n} for n in self.test_lengths]
 
     def chance(self, slice: Slice) -> float:
         """The likeliest value of a formula of n tokens."""

@@ -81,8 +81,7 @@ class Copying(Task):
         for i, token in enumerate(tokens):
             right = {0: BOS, n + 1: ANS}.get(i, tokens[i - n - 1] if i > n else None)
             if (token != right) if right is not None else not FIRST_ITEM <= token < len(self.vocab):
-                raise Malformed(i, f"expected {'an item' if right is None else self.vocab.name(right)}, "
-                                   f"got {self.vocab.name(token)}")  # fmt: skip
+                raise self.vocab.unlike(tokens, i, "an item" if right is None else self.vocab.name(right))
             if right is None and token in items:
                 raise Malformed(i, f"{self.vocab.name(token)} a second time")
             items.add(token)

@@ -123,7 +123,7 @@ class Depo(Task):
         queries = []
         while at < len(tokens):
             if not FIRST_Q <= tokens[at] < self.names.first:
-                raise Malformed(at, f"expected q1 … q{self.spec.K}, got {self.vocab.name(tokens[at])}")
+                raise self.vocab.unlike(tokens, at, f"q1 … q{self.spec.K}")
             k, question_start = tokens[at] - FIRST_Q + 1, at
             name, at = self.names.read(self.vocab, tokens, at + 1)
             if name not in place_of:

@@ -12,8 +12,9 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from pydantic import Field, model_validator
 
-from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Task, Vocab, register
+from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Vocab, register
 from canonlm.tasks.describe import Scale
+from canonlm.tasks.lengths import LengthTask
 from canonlm.tasks.packing import IGNORE, compile_loop
 from canonlm.tasks.random import below, draw_index
 from canonlm.tasks.spec import MAX_LENGTH, LengthSpec, Sizes
@@ -25,7 +26,7 @@ Probability = Annotated[float, Field(ge=0, lt=1)]
 
 
 @register("flipflop")
-class FlipFlop(Task):
+class FlipFlop(LengthTask):
     """Read the bit of the last write. Loss on the bits that are read."""
 
     class Spec(LengthSpec):
@@ -47,12 +48,10 @@ class FlipFlop(Task):
     about = "The model reads bits that are written, ignored or read, and must say which bit was written last."
     scales = {"gap": Scale("pairs since the write", lambda gap: f"{gap} or more" if gap != "1" else "1",
                            "Up to twice as many; the largest one: any more.")}  # fmt: skip
+    one_length = True
 
     def __init__(self, spec: Spec) -> None:
-        self.spec = spec
-        self.vocab = Vocab(["bos", "w", "r", "i", "0", "1"], ["bos"])
-        self.test_lengths = spec.lengths()
-        self.longest = max(spec.N, *self.test_lengths)
+        super().__init__(spec, Vocab(["bos", "w", "r", "i", "0", "1"], ["bos"]))
         self.max_len = 1 + 2 * self.longest
         powers = [1 << i for i in range(self.test_lengths[-1].bit_length()) if 1 << i < self.test_lengths[-1]]
         self.gaps = [gap for gap in powers if self.answers_per_sample(gap) >= RARE or gap == 1]
@@ -81,9 +80,8 @@ class FlipFlop(Task):
         return f"{self.vocab.name(sample.tokens[query.start])} was written {gap} pair{'s' * (gap != 1)} before"
 
     def sampler(self, test: bool) -> Sampler:
-        lengths = self.test_lengths if test else [self.spec.N]
         ignored = np.array(self.spec.test_p_ignore if test else [self.spec.p_ignore])
-        return _loop, Tables(np.array(lengths), np.stack([(1 - ignored) / 2, 1 - ignored, np.ones_like(ignored)], 1))
+        return _loop, Tables(self.lengths(test), np.stack([(1 - ignored) / 2, 1 - ignored, np.ones_like(ignored)], 1))
 
     def _read(self, tokens: list[int]) -> tuple[dict, tuple[Query, ...]]:
         n, odd = divmod(len(tokens) - 1, 2)
@@ -95,12 +93,9 @@ class FlipFlop(Task):
             kind, bit, at = tokens[2 * i + 1], tokens[2 * i + 2], 2 * i + 1
             allowed = (WRITE,) if i == 0 else (READ,) if i == n - 1 else (WRITE, READ, FREE)
             if kind not in allowed:
-                raise Malformed(
-                    at, f"expected {' or '.join(map(self.vocab.name, allowed))}, got {self.vocab.name(kind)}"
-                )
+                raise self.vocab.unlike(tokens, at, " or ".join(map(self.vocab.name, allowed)))
             if bit not in ((kept,) if kind == READ else (ZERO, ZERO + 1)):
-                what = self.vocab.name(kept) if kind == READ else "a bit"
-                raise Malformed(at + 1, f"expected {what}, got {self.vocab.name(bit)}")
+                raise self.vocab.unlike(tokens, at + 1, self.vocab.name(kept) if kind == READ else "a bit")
             if kind == WRITE:
                 written, kept = i, bit
             elif kind == READ:
@@ -112,10 +107,6 @@ class FlipFlop(Task):
 class Tables(NamedTuple):
     lengths: np.ndarray  # the values from which n is drawn
     cumulative: np.ndarray  # a row for each p_ignore: probabilities of w, of w or r, and 1
-
-
-def _make_room(tables):
-    return ()
 
 
 def _draw(state, gamma, tables, room, tokens, targets):
@@ -144,4 +135,4 @@ def _draw(state, gamma, tables, room, tokens, targets):
     return 2 * n + 1
 
 
-_loop = compile_loop(_draw, _make_room)
+_loop = compile_loop(_draw)

@@ -6,7 +6,7 @@
 import numpy as np
 
 from canonlm.core.numba_cache import njit
-from canonlm.tasks.base import Malformed, Vocab
+from canonlm.tasks.base import Vocab
 from canonlm.tasks.random import below, two_below
 
 BOS, EQUALS, OPEN, CLOSE, PLUS, ZERO = 0, 1, 2, 3, 4, 7
@@ -21,9 +21,9 @@ def plain_value(vocab: Vocab, tokens: list[int], n: int, ops: np.ndarray, result
         got = tokens[at]
         if at % 2 == 0:
             if (op := got - PLUS) not in ops:
-                raise Malformed(at, f"expected one of {vocab.text(PLUS + ops)}, got {vocab.name(got)}")
+                raise vocab.unlike(tokens, at, f"one of {vocab.text(PLUS + ops)}")
         elif not 0 <= (digit := got - ZERO) < m:
-            raise Malformed(at, f"expected a number, got {vocab.name(got)}")
+            raise vocab.unlike(tokens, at, "a number")
         elif op == 2:
             term = term * digit
         else:
@@ -52,10 +52,9 @@ def bracketed_value(vocab: Vocab, tokens: list[int], n: int, ops: np.ndarray, re
             case [_, (left, _), int(op), (right, _)] if got == CLOSE:
                 stack[-4:] = [(int(results[op - PLUS, left, right]), False)]
             case _:
-                what = "a formula with brackets around every operation"
-                raise Malformed(at, f"expected {what}, got {vocab.name(got)}")
+                raise vocab.unlike(tokens, at, "a formula with brackets around every operation")
     if len(stack) != 2 or not isinstance(stack[1], tuple):
-        raise Malformed(n + 1, "expected the rest of a formula, got " + vocab.name(tokens[n + 1]))
+        raise vocab.unlike(tokens, n + 1, "the rest of a formula")
     return stack[1][0]
 
 

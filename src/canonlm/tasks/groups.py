@@ -90,13 +90,9 @@ def _generators(letter: str, n: int) -> list[_Permutation]:
     if letter == "S":
         return [(1, 0, *range(2, n)), cycle]
     if letter == "A":
-        return [_three_cycle(k, n) for k in range(2, n)]
+        cycles = [{0: 1, 1: k, k: 0} for k in range(2, n)]  # of three points
+        return [tuple(to.get(point, point) for point in range(n)) for to in cycles]
     return [cycle]
-
-
-def _three_cycle(k: int, n: int) -> _Permutation:
-    to = {0: 1, 1: k, k: 0}
-    return tuple(to.get(point, point) for point in range(n))
 
 
 def _generated(generators: Sequence[_Permutation]) -> Group:

@@ -12,8 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from pydantic import Field, model_validator
 
-from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Task, Vocab, register
+from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Vocab, register
 from canonlm.tasks.describe import Scale, counted
+from canonlm.tasks.lengths import LengthTask
 from canonlm.tasks.packing import IGNORE, compile_loop
 from canonlm.tasks.random import below, shuffle, two_below, unshuffle
 from canonlm.tasks.spec import MAX_LENGTH, LengthSpec, Sizes
@@ -23,7 +24,7 @@ MAX_WORDS = 2**20
 
 
 @register("induction")
-class Induction(Task):
+class Induction(LengthTask):
     """The word after a trigger. Loss on the answer."""
 
     class Spec(LengthSpec):
@@ -46,17 +47,12 @@ class Induction(Task):
     difficulties = {"induction-256": {"N": 256}, "induction-256-rare": {"N": 256, "triggers": 1024, "shown": 4}}
     about = "The model reads a row of random words, then a trigger that was in it, and must give the word after it."
     scales = {"n": Scale("length of the row", counted("token"))}
+    one_length = True
 
     def __init__(self, spec: Spec) -> None:
-        self.spec = spec
         words, triggers = (f"w{i}" for i in range(1, spec.words + 1)), (f"T{i}" for i in range(1, spec.triggers + 1))
-        self.vocab = Vocab(["bos", *words, *triggers], ["bos"])
-        self.test_lengths = spec.lengths()
-        self.longest = max(spec.N, *self.test_lengths)
+        super().__init__(spec, Vocab(["bos", *words, *triggers], ["bos"]))
         self.max_len = self.longest + 3
-
-    def slices(self) -> list[Slice]:
-        return [{"n": n} for n in self.test_lengths]
 
     def chance(self, slice: Slice) -> float:
         """Words are independent and equally likely."""
@@ -68,8 +64,7 @@ class Induction(Task):
         return f"{trigger} was followed by {word}, {before} tokens before"
 
     def sampler(self, test: bool) -> Sampler:
-        lengths = np.array(self.test_lengths if test else [self.spec.N])
-        return _loop, Tables(lengths, self.spec.words, self.spec.triggers, self.spec.shown)
+        return _loop, Tables(self.lengths(test), self.spec.words, self.spec.triggers, self.spec.shown)
 
     def _read(self, tokens: list[int]) -> tuple[dict, tuple[Query, ...]]:
         n, first = len(tokens) - 3, FIRST + self.spec.words
@@ -82,15 +77,15 @@ class Induction(Task):
         came_with: dict[int, int] = {}
         for at, token in enumerate(tokens[1 : n + 1], 1):
             if not FIRST <= token < len(self.vocab):
-                raise Malformed(at, f"expected a word or a trigger, got {self.vocab.name(token)}")
+                raise self.vocab.unlike(tokens, at, "a word or a trigger")
             if token >= first:
                 if token in came_with or tokens[at - 1] >= first or at == n:
-                    raise Malformed(at, f"expected each trigger once, and before a word, got {self.vocab.name(token)}")
+                    raise self.vocab.unlike(tokens, at, "each trigger once, and before a word")
                 came_with[token] = tokens[at + 1]
         if len(came_with) != self.spec.shown:
             raise Malformed(n + 1, f"expected {self.spec.shown} triggers before it, got {len(came_with)}")
         if tokens[n + 1] not in came_with:
-            raise Malformed(n + 1, f"expected a trigger of the row, got {self.vocab.name(tokens[n + 1])}")
+            raise self.vocab.unlike(tokens, n + 1, "a trigger of the row")
         self.vocab.after(tokens, n + 2, came_with[tokens[n + 1]])
         return {"n": n}, (Query(n + 2, n + 3, {"n": n}, n + 1),)
 

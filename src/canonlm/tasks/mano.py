@@ -119,15 +119,15 @@ class Mano(Task):
             raise Malformed(stop + 2, "expected the end")
         value = self._value(tokens, 2, stop)
         if value != tokens[stop + 1] - self.first_value:
-            raise Malformed(stop + 1, f"expected the value {value}, got {self.vocab.name(tokens[stop + 1])}")
+            raise self.vocab.unlike(tokens, stop + 1, f"the value {value}")
         expression = self.vocab.text(tokens[2:stop])
         return {"l": length, "expression": expression, "value": value}, (Query(stop + 1, stop + 2, {"l": length}, 1),)
 
     def _expect(self, tokens: list[int], at: int, low: int, high: int, what: str, also_from: int | None = None) -> None:
         if at >= len(tokens):
-            raise Malformed(at, f"expected {what or 'the rest of the expression'}, got the end")
+            raise self.vocab.unlike(tokens, at, what or "the rest of the expression")
         if not (low <= tokens[at] < high or (also_from is not None and also_from <= tokens[at] < len(self.vocab))):
-            raise Malformed(at, f"expected {what or 'an operator or a value'}, got {self.vocab.name(tokens[at])}")
+            raise self.vocab.unlike(tokens, at, what or "an operator or a value")
 
     def _infix(self, sample: Sample) -> str:
         stack: list[str] = []  # right to left, as in _value

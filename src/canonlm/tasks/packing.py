@@ -70,7 +70,7 @@ def _loop_around(draw: Callable[..., int], make_room: Callable[..., Any]) -> Fun
     return loop
 
 
-def compile_loop(draw: Callable[..., int], make_room: Callable[..., Any]) -> Any:
+def compile_loop(draw: Callable[..., int], make_room: Callable[..., Any] = lambda tables: ()) -> Any:
     """The packing loop around `draw`, compiled by numba: the first item that `Task.sampler` returns.
 
     draw(state, gamma, tables, room, tokens, targets) -> length writes tokens[:length] and their targets under

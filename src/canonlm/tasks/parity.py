@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Task, Vocab, register
+from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Vocab, register
 from canonlm.tasks.describe import Scale, counted
+from canonlm.tasks.lengths import LengthTask
 from canonlm.tasks.packing import IGNORE, compile_loop
 from canonlm.tasks.random import below
 from canonlm.tasks.spec import LengthSpec
@@ -19,7 +20,7 @@ BOS, FIRST_BIT, ANS, EVEN = 0, 1, 3, 4
 
 
 @register("parity")
-class Parity(Task):
+class Parity(LengthTask):
     """The parity of n random bits. Loss on the answer."""
 
     class Spec(LengthSpec):
@@ -30,13 +31,8 @@ class Parity(Task):
     scales = {"n": Scale("number of bits", counted("bit"))}
 
     def __init__(self, spec: Spec) -> None:
-        self.spec = spec
-        self.vocab = Vocab(["bos", "0", "1", "ans", "even", "odd"], ["bos", "ans"])
-        self.test_lengths = spec.lengths()
-        self.max_len = 3 + max(spec.N, *self.test_lengths)
-
-    def slices(self) -> list[Slice]:
-        return [{"n": n} for n in self.test_lengths]
+        super().__init__(spec, Vocab(["bos", "0", "1", "ans", "even", "odd"], ["bos", "ans"]))
+        self.max_len = self.longest + 3
 
     def chance(self, slice: Slice) -> float:
         """Exactly half of all rows of n bits have an odd number of ones, even if all bits but one are known."""
@@ -46,28 +42,23 @@ class Parity(Task):
         return counted("one")(str(sample.meta["ones"]))
 
     def sampler(self, test: bool) -> Sampler:
-        return _loop, Tables(np.array(self.test_lengths if test else range(1, self.spec.N + 1)))
+        return _loop, Tables(self.lengths(test))
 
     def _read(self, tokens: list[int]) -> tuple[dict, tuple[Query, ...]]:
         n = len(tokens) - 3
-        if not 1 <= n <= self.max_len - 3:
-            shape = f"bos, 1 to {self.max_len - 3} bits, ans and the answer"
+        if not 1 <= n <= self.longest:
+            shape = f"bos, 1 to {self.longest} bits, ans and the answer"
             raise Malformed(len(tokens), f"expected {shape}, got {len(tokens)} tokens")
         ones = sum(token == FIRST_BIT + 1 for token in tokens[1 : n + 1])
         bits, right = {FIRST_BIT, FIRST_BIT + 1}, [{BOS}, *[{FIRST_BIT, FIRST_BIT + 1}] * n, {ANS}, {EVEN + ones % 2}]
         for at, (token, allowed) in enumerate(zip(tokens, right, strict=True)):
             if token not in allowed:
-                what = "a bit" if allowed == bits else self.vocab.text(allowed)
-                raise Malformed(at, f"expected {what}, got {self.vocab.name(token)}")
+                raise self.vocab.unlike(tokens, at, "a bit" if allowed == bits else self.vocab.text(allowed))
         return {"n": n, "ones": ones}, (Query(n + 2, n + 3, {"n": n}, n + 1),)
 
 
 class Tables(NamedTuple):
     lengths: np.ndarray  # the values from which n is drawn
-
-
-def _make_room(tables):
-    return ()
 
 
 def _draw(state, gamma, tables, room, tokens, targets):
@@ -89,4 +80,4 @@ def _draw(state, gamma, tables, room, tokens, targets):
     return n + 3
 
 
-_loop = compile_loop(_draw, _make_room)
+_loop = compile_loop(_draw)

@@ -175,7 +175,7 @@ class Recall(Task):
         at, noise, pairs = self.vocab.after(tokens, 0, BOS), 0, list[tuple[tuple[int, ...], tuple[int, ...]]]()
         while kinds[at : at + 1] not in ("a", ""):
             if (match := self.slot.match(kinds, at)) is None:
-                raise Malformed(at, f"expected a binding, noise or ask, got {self.vocab.name(tokens[at])}")
+                raise self.vocab.unlike(tokens, at, "a binding, noise or ask")
             if match["key"]:
                 pairs.append((tuple(tokens[at : match.end("key")]), tuple(tokens[match.end("key") : match.end()])))
             noise += not match["key"]
@@ -198,9 +198,8 @@ class Recall(Task):
             key = tuple(tokens[at : match.end("key")]) if match else ()
             if match is None or key not in bound:
                 if re.match(self.filler * 2, kinds[at : at + 2]) is None:
-                    got = self.vocab.name(tokens[at]) if at < len(tokens) else "the end"
-                    raise Malformed(
-                        at, f"expected a question about one of the keys{' or filler' * (spec.space > 1)}, got {got}"
+                    raise self.vocab.unlike(
+                        tokens, at, f"a question about one of the keys{' or filler' * (spec.space > 1)}"
                     )
                 at += 2
                 continue

@@ -129,6 +129,9 @@ class Vocab:
     def after(self, tokens: Sequence[int], at: int, marker: int) -> int:
         """The position after the marker at position `at`. Malformed if there is another token."""
         if at >= len(tokens) or tokens[at] != marker:
-            got = self.name(tokens[at]) if at < len(tokens) else "the end"
-            raise Malformed(at, f"expected {self.names[marker]}, got {got}")
+            raise self.unlike(tokens, at, self.names[marker])
         return at + 1
+
+    def unlike(self, tokens: Sequence[int], at: int, what: str) -> Malformed:
+        """The error for tokens that do not have `what` at position `at`."""
+        return Malformed(at, f"expected {what}, got {self.name(tokens[at]) if at < len(tokens) else 'the end'}")

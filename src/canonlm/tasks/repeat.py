@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import Field, model_validator
 
-from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Task, Vocab, register
+from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Vocab, register
 from canonlm.tasks.describe import Scale, counted
+from canonlm.tasks.lengths import LengthTask
 from canonlm.tasks.packing import IGNORE, compile_loop
 from canonlm.tasks.random import below, two_below
 from canonlm.tasks.spec import MAX_LENGTH, LengthSpec, Sizes
@@ -23,7 +24,7 @@ BOS, ANS, FIRST = 0, 1, 2
 MAX_WORDS = 2**20
 
 
-class Repeat(Task):
+class Repeat(LengthTask):
     """items: how many of the n positions have a word; None: all."""
 
     items: int | None = None
@@ -32,16 +33,10 @@ class Repeat(Task):
     backwards = False
 
     def __init__(self, spec: Any) -> None:
-        self.spec = spec
         names = ["bos", "ans", *(f"x{i}" for i in range(1, spec.words + 1))]
         names += [f"n{i}" for i in range(1, self.noise + 1)]
-        self.vocab = Vocab(names, ["bos", "ans"])
-        self.test_lengths = spec.lengths()
-        self.longest = max(spec.N, *self.test_lengths)
+        super().__init__(spec, Vocab(names, ["bos", "ans"]))
         self.max_len = self.longest + 2 + (self.items or self.longest)
-
-    def slices(self) -> list[Slice]:
-        return [{"n": n} for n in self.test_lengths]
 
     def chance(self, slice: Slice) -> float:
         """Words are independent: those that were given say nothing about the next one."""
@@ -52,12 +47,8 @@ class Repeat(Task):
         place = f"{at + 1} from the end" if self.backwards else f"{at + 1}"
         return f"word {place} is {self.vocab.name(sample.tokens[query.start])}"
 
-    def training_lengths(self) -> list[int]:
-        return [self.spec.N]
-
     def sampler(self, test: bool) -> Sampler:
-        lengths = np.array(self.test_lengths if test else self.training_lengths())
-        return _loop, Tables(lengths, self.items or 0, self.spec.words, self.noise, self.backwards)
+        return _loop, Tables(self.lengths(test), self.items or 0, self.spec.words, self.noise, self.backwards)
 
     def _read(self, tokens: list[int]) -> tuple[dict, tuple[Query, ...]]:
         n = len(tokens) // 2 - 1 if self.items is None else len(tokens) - 2 - self.items
@@ -66,9 +57,7 @@ class Repeat(Task):
         self.vocab.after(tokens, 0, BOS)
         for at in range(1, n + 1):
             if not FIRST <= tokens[at] < len(self.vocab):
-                raise Malformed(
-                    at, f"expected a word{' or noise' * bool(self.noise)}, got {self.vocab.name(tokens[at])}"
-                )
+                raise self.vocab.unlike(tokens, at, "a word or noise" if self.noise else "a word")
         words = [token for token in tokens[1 : n + 1] if token < FIRST + self.spec.words]
         self.vocab.after(tokens, n + 1, ANS)
         if len(words) != (self.items or n):
@@ -89,9 +78,6 @@ class Palindrome(Repeat):
     about = "The model reads a row of random words and must say it backwards."
     scales = {"n": Scale("number of words", counted("word"))}
     backwards = True
-
-    def training_lengths(self) -> list[int]:
-        return [*range(1, self.spec.N + 1)]
 
 
 @register("selective")
@@ -117,6 +103,7 @@ class Selective(Repeat):
     difficulties = {"selective-64": {}, "selective-256": {"N": 239, "items": 16}}
     about = "The model reads words among noise and must repeat the words, in order and without the noise."
     scales = {"n": Scale("number of positions", counted("position"))}
+    one_length = True
 
     def __init__(self, spec: Spec) -> None:
         self.items, self.noise = spec.items, spec.noise
@@ -129,10 +116,6 @@ class Tables(NamedTuple):
     words: int
     noise: int
     backwards: bool
-
-
-def _make_room(tables):
-    return ()
 
 
 def _draw(state, gamma, tables, room, tokens, targets):
@@ -157,4 +140,4 @@ def _draw(state, gamma, tables, room, tokens, targets):
     return n + 2 + items
 
 
-_loop = compile_loop(_draw, _make_room)
+_loop = compile_loop(_draw)

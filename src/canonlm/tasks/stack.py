@@ -12,8 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from pydantic import Field
 
-from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Task, Vocab, register
+from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Vocab, register
 from canonlm.tasks.describe import Scale, counted
+from canonlm.tasks.lengths import LengthTask
 from canonlm.tasks.packing import IGNORE, compile_loop
 from canonlm.tasks.random import below, two_below
 from canonlm.tasks.spec import LengthSpec, Sizes
@@ -23,7 +24,7 @@ MAX_LENGTH = 2**14
 
 
 @register("stack")
-class Stack(Task):
+class Stack(LengthTask):
     """The elements that n operations pop. Loss on the popped elements."""
 
     class Spec(LengthSpec):
@@ -38,17 +39,13 @@ class Stack(Task):
     difficulties = {f"stack-{N}": {"N": N} for N in (85, 341, 682)}  # 256, 1024 and 2047 tokens
     about = "The model reads operations on several stacks, and must give the element that each `pop` takes off."
     scales = {"n": Scale("number of operations", counted("operation"))}
+    one_length = True
 
     def __init__(self, spec: Spec) -> None:
-        self.spec, self.first_element = spec, FIRST + spec.stacks
+        self.first_element = FIRST + spec.stacks
         stacks, elements = (f"s{i}" for i in range(1, spec.stacks + 1)), (f"x{i}" for i in range(1, spec.elements + 1))
-        self.vocab = Vocab(["bos", "push", "pop", *stacks, *elements], ["bos"])
-        self.test_lengths = spec.lengths()
-        self.longest = max(spec.N, *self.test_lengths)
+        super().__init__(spec, Vocab(["bos", "push", "pop", *stacks, *elements], ["bos"]))
         self.max_len = 1 + 3 * self.longest
-
-    def slices(self) -> list[Slice]:
-        return [{"n": n} for n in self.test_lengths]
 
     def chance(self, slice: Slice) -> float:
         """Elements are independent and equally likely."""
@@ -60,8 +57,7 @@ class Stack(Task):
         return f"{element} was pushed onto {stack} by operation {pushed + 1}, and not popped since"
 
     def sampler(self, test: bool) -> Sampler:
-        lengths = np.array(self.test_lengths if test else [self.spec.N])
-        return _loop, Tables(lengths, self.spec.stacks, self.spec.elements)
+        return _loop, Tables(self.lengths(test), self.spec.stacks, self.spec.elements)
 
     def _read(self, tokens: list[int]) -> tuple[dict, tuple[Query, ...]]:
         n = (len(tokens) - 1) // 3
@@ -73,13 +69,13 @@ class Stack(Task):
         for i in range(n):
             at, (kind, stack, element) = 3 * i + 1, tokens[3 * i + 1 : 3 * i + 4]
             if kind not in (PUSH, POP):
-                raise Malformed(at, f"expected push or pop, got {self.vocab.name(kind)}")
+                raise self.vocab.unlike(tokens, at, "push or pop")
             if not FIRST <= stack < self.first_element:
-                raise Malformed(at + 1, f"expected a stack, got {self.vocab.name(stack)}")
+                raise self.vocab.unlike(tokens, at + 1, "a stack")
             on_it = stacks.setdefault(stack, [])
             if kind == PUSH:
                 if not self.first_element <= element < len(self.vocab):
-                    raise Malformed(at + 2, f"expected an element, got {self.vocab.name(element)}")
+                    raise self.vocab.unlike(tokens, at + 2, "an element")
                 on_it.append(i)
                 continue
             if not on_it:

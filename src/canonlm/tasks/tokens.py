@@ -46,8 +46,7 @@ class Names:
         while stop < len(tokens) and self.first <= tokens[stop] < self.first_final:
             stop += 1
         if stop >= len(tokens) or not self.first_final <= tokens[stop] < self.stop:
-            got = vocab.name(tokens[stop]) if stop < len(tokens) else "the end"
-            raise Malformed(stop, f"expected {'a name' if stop == at else 'the rest of a name'}, got {got}")
+            raise vocab.unlike(tokens, stop, "a name" if stop == at else "the rest of a name")
         length = stop + 1 - at
         if not self.low <= length <= self.high:
             lengths = f"{self.low} to {self.high}" if self.low < self.high else f"{self.low}"

@@ -12,7 +12,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from canonlm.core.errors import expected
-from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Task, Vocab
+from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Vocab
+from canonlm.tasks.lengths import LengthTask
 from canonlm.tasks.packing import IGNORE, compile_loop
 from canonlm.tasks.random import below, two_below
 from canonlm.tasks.spec import LengthSpec
@@ -24,22 +25,18 @@ class WordsSpec(LengthSpec):
     answers: Literal["end", "every"] = "end"  # one answer after the word, or one at every position of it
 
 
-class Words(Task):
+class Words(LengthTask):
     """Input i is the token FIRST + i. inputs: those of which words are made. outputs: the answer's token, by state."""
 
     an_input: str  # for errors
     the_answer: str
 
     def __init__(self, spec: Any, vocab: Vocab, inputs: list[int], table: np.ndarray, outputs: np.ndarray) -> None:
-        self.spec, self.vocab, self.inputs, self.every = spec, vocab, inputs, spec.answers == "every"
+        super().__init__(spec, vocab)
+        self.inputs, self.every = inputs, spec.answers == "every"
         self.separate_answers = not self.every
         self.table, self.outputs = table.astype(np.int32), outputs.astype(np.int32)
-        self.test_lengths = spec.lengths()
-        self.longest = max(spec.N, *self.test_lengths)
         self.max_len = self.longest + 3 - self.every
-
-    def slices(self) -> list[Slice]:
-        return [{"n": n} for n in self.test_lengths]
 
     def chance(self, slice: Slice) -> float:
         """The likeliest output after n inputs."""
@@ -50,7 +47,7 @@ class Words(Task):
         return float(np.bincount(self.outputs, weights=states).max())
 
     def sampler(self, test: bool) -> Sampler:
-        lengths = np.array(self.test_lengths if test else range(1, self.spec.N + 1))
+        lengths = self.lengths(test)
         if test and self.every:  # such a sample has an answer at every test length
             lengths = lengths[-1:]
         return _loop, Tables(lengths, np.array(self.inputs, np.int32), self.table, self.outputs, self.every)
@@ -78,7 +75,7 @@ class Words(Task):
             if token - FIRST not in allowed:
                 few = len(allowed) < self.table.shape[1]
                 what = self.vocab.text(FIRST + i for i in self.inputs) if few else self.an_input
-                raise Malformed(at, f"expected {what}, got {self.vocab.name(token)}")
+                raise self.vocab.unlike(tokens, at, what)
             states.append(int(self.table[states[-1], token - FIRST]))
         self.vocab.after(tokens, n + 1, ANS)
         if self.every:
@@ -104,10 +101,6 @@ class Tables(NamedTuple):
     every: bool  # whether outputs are targets at every position
 
 
-def _make_room(tables):
-    return ()
-
-
 def _draw(state, gamma, tables, room, tokens, targets):
     lengths, inputs, table, outputs, every = tables
     state, which = below(state, gamma, len(lengths))
@@ -130,4 +123,4 @@ def _draw(state, gamma, tables, room, tokens, targets):
     return n + 3 - every
 
 
-_loop = compile_loop(_draw, _make_room)
+_loop = compile_loop(_draw)

@@ -270,16 +270,12 @@ class RunConfig(Settings):
         return self
 
     @model_validator(mode="after")
-    def _decay_fits_into_the_steps(self) -> "RunConfig":
+    def _decay_and_profile_fit_into_the_steps(self) -> "RunConfig":
         optim = self.train.optim
         max_decay_steps = self.train.steps - optim.warmup_steps
         if optim.decay_steps is not None and optim.decay_steps > max_decay_steps:
             what = f"at most train.steps - train.optim.warmup_steps = {max_decay_steps}"
             raise expected("train.optim.decay_steps", what, optim.decay_steps)
-        return self
-
-    @model_validator(mode="after")
-    def _profile_fits_into_the_steps(self) -> "RunConfig":
         if self.profile is not None and profile.bounds(self.profile)[1] - 1 > self.train.steps:
             raise expected("profile", f"steps up to train.steps = {self.train.steps}", self.profile)
         return self

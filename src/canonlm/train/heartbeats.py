@@ -14,15 +14,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
 from typing import TypeVar
 
 from torch.distributed import DistError, PrefixStore, Store, TCPStore
 
 from canonlm.core.errors import expected
-from canonlm.core.files import write_json
+from canonlm.train.signals import note_failure
 
 T = TypeVar("T")
 
@@ -48,22 +48,16 @@ def join(rank: int, size: int, timeout: float) -> Store:
 
 def _within(seconds: float, call: Callable[[], T]) -> T:
     """The result of `call`. TimeoutError if it takes longer: a store's calls wait for a frozen server without end."""
-    results: list[T | Exception] = []
+    future: Future[T] = Future()
 
     def run() -> None:
         try:
-            results.append(call())
+            future.set_result(call())
         except Exception as error:
-            results.append(error)
+            future.set_exception(error)
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if not results:
-        raise TimeoutError
-    if isinstance(results[0], Exception):
-        raise results[0]
-    return results[0]
+    threading.Thread(target=run, daemon=True).start()  # an executor's thread would keep this process alive
+    return future.result(seconds)
 
 
 def _connect(rank: int, size: int, timeout: float, serves: bool = False) -> Store:
@@ -151,11 +145,7 @@ class Heartbeats:
         """End this process at once: its main thread waits for the silent one, and cannot be interrupted. The launcher
         then ends the others."""
         print(f"canonlm: {message}; run it again to continue", file=sys.stderr, flush=True)
-        if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-            now = time.time()
-            note = {"message": message, "printed": self._rank == 0, "timestamp": int(now), "time": now}
-            with suppress(OSError):
-                write_json(Path(path), note)
+        note_failure(message, printed=self._rank == 0)
         os._exit(1)
 
 

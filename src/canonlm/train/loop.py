@@ -253,7 +253,8 @@ class _Run:
         lr = learning_rate(self.step, config.train.steps, config.train.optim)
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group["lr_scale"]
-        causality.seed_all(_dropout_seed(config.train.seed, self.step, world.rank))
+        dropout_seed = (config.train.seed * 1_000_003 + self.step) * 1_000_003 + world.rank
+        causality.seed_all(dropout_seed % 2**63)
         self.module.train()
         # The loss of the global batch is the mean over its targets; gradients are averaged over processes.
         targets = world.sum([float(portion.num_targets)])[0] / world.dp_size
@@ -412,7 +413,3 @@ class _Run:
 def _local(parameter: torch.Tensor) -> torch.Tensor:
     """This process's part of a parameter."""
     return parameter.to_local() if isinstance(parameter, torch.distributed.tensor.DTensor) else parameter
-
-
-def _dropout_seed(seed: int, step: int, rank: int) -> int:
-    return ((seed * 1_000_003 + step) * 1_000_003 + rank) % 2**63

@@ -25,7 +25,8 @@ class Profile:
     """
 
     def __init__(self, steps: str | None, folder: Path, rank: int, done: int) -> None:
-        self._recording = _record(*bounds(steps), folder / "profile", rank, done + 1) if steps else _no_recording()
+        first, stop = bounds(steps) if steps else (0, 0)
+        self._recording = _record(first, stop, folder / "profile", rank, done + 1)
 
     def __enter__(self) -> "Profile":
         next(self._recording, None)
@@ -36,10 +37,6 @@ class Profile:
 
     def __exit__(self, *_: Any) -> None:
         self._recording.close()
-
-
-def _no_recording() -> Generator[None]:
-    yield from ()
 
 
 def _record(start: int, stop: int, folder: Path, rank: int, step: int) -> Generator[None]:

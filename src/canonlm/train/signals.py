@@ -52,13 +52,17 @@ def recording_failure() -> Iterator[None]:
     except Interrupted:
         raise
     except Exception as error:
-        if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-            one_line = isinstance(error, (ValueError, FloatingPointError, OSError))  # printed in one line by rank 0
-            message = str(error) if one_line else f"{type(error).__name__}: {error}"
-            now = time.time()  # torchrun expects whole seconds
-            with suppress(OSError):
-                write_json(Path(path), {"message": message, "printed": one_line, "timestamp": int(now), "time": now})
+        one_line = isinstance(error, (ValueError, FloatingPointError, OSError))  # printed in one line by rank 0
+        note_failure(str(error) if one_line else f"{type(error).__name__}: {error}", printed=one_line)
         raise
+
+
+def note_failure(message: str, printed: bool) -> None:
+    """Write why this process fails to the file that the launcher has named, if it has. printed: by the first one."""
+    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        now = time.time()  # torchrun expects whole seconds
+        with suppress(OSError):
+            write_json(Path(path), {"message": message, "printed": printed, "timestamp": int(now), "time": now})
 
 
 def follow_parent() -> None:

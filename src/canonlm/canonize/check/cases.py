@@ -97,7 +97,8 @@ def _(subject: Subject) -> float:
     for piece in subject.rows.split(PIECES, dim=1):
         logits, cache = subject.step(piece, cache)
         parts.append(logits)
-    return _rows_error(subject, torch.cat(parts, dim=1))
+    rows = zip(torch.cat(parts, dim=1), subject.rows, strict=True)
+    return max(subject.error(one, subject.truth(row)) for one, row in rows)
 
 
 @case("prefill in chunks", "generate(prefill_chunk_size=4)")
@@ -244,7 +245,3 @@ def _recorded(subject: Subject, tokens: Tensor) -> tuple[Tensor, Any]:
 def _mask(ids: Tensor, side: str) -> Tensor:
     places, lengths = torch.arange(ids.shape[1], device=ids.device), torch.tensor(LENGTHS, device=ids.device)[:, None]
     return ((places < lengths) if side == "right" else (places >= ids.shape[1] - lengths)).long()
-
-
-def _rows_error(subject: Subject, logits: Tensor) -> float:
-    return max(subject.error(one, subject.truth(row)) for one, row in zip(logits, subject.rows, strict=True))

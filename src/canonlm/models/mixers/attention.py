@@ -7,7 +7,7 @@ The sums are over s <= t, with a window of W tokens over t - W < s <= t. The sin
 gate (arXiv 2505.06708, elementwise) are options.
 """
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +23,11 @@ from canonlm.models.initialize import start_with, zeros
 from canonlm.models.mixers.base import Architecture, Mixer, register
 from canonlm.models.norm import RMSNorm
 from canonlm.models.positions import rotate
+from canonlm.models.settings import Config
 from canonlm.ops.packed_attention import packed_attention, takes
 
-if TYPE_CHECKING:
-    from canonlm.models.config import CanonLMConfig
 
-
-def needs_no_mask(config: "CanonLMConfig", x_BTD: Tensor, training: bool) -> bool:
+def needs_no_mask(config: Config, x_BTD: Tensor, training: bool) -> bool:
     """Whether attention can separate documents by their borders alone, without padding and cached tokens.
 
     Flash attention has no other way. "sdpa", which stands for torch's own kernels, can do so on a GPU in half
@@ -67,7 +65,7 @@ class Attention(Mixer):
     tensor_parallel_divides = ("num_attention_heads", "num_key_value_heads")
     is_causal = True
 
-    def __init__(self, config: "CanonLMConfig", layer_idx: int) -> None:
+    def __init__(self, config: Config, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         self.head_dim, self.scaling = config.head_dim, config.head_dim**-0.5
         self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
@@ -92,7 +90,7 @@ class Attention(Mixer):
             start_with(self, sinks=zeros)
 
     @classmethod
-    def flops(cls, config: "CanonLMConfig", seq_len: int) -> float:
+    def flops(cls, config: Config, seq_len: int) -> float:
         return 4 * config.num_attention_heads * config.head_dim * mean_reach(config, seq_len)
 
     def forward(
@@ -180,7 +178,7 @@ def with_sinks(
     return q, k, v, nn.functional.pad(mask, (1, 0), value=mask.dtype == torch.bool)
 
 
-def mean_reach(config: "CanonLMConfig", seq_len: int) -> float:
+def mean_reach(config: Config, seq_len: int) -> float:
     """How many tokens a token attends to on average. Causal: half of them. (Counting all pairs gives twice that.)"""
     window = min(seq_len, config.sliding_window or seq_len)
     return window - window**2 / (2 * seq_len)

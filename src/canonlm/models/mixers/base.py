@@ -2,17 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from torch import nn
 
 from canonlm.canon.sites import OF_MIXER, members
 from canonlm.canon.variants import make_canon
-from canonlm.models.settings import check_divides, check_positive
+from canonlm.models.settings import Config, check_divides, check_positive
 from canonlm.models.show import by_projection
-
-if TYPE_CHECKING:
-    from canonlm.models.config import CanonLMConfig
 
 CHUNK = 64
 """Tokens of a recurrence's chunk on a GPU, used to count FLOPs and memory."""
@@ -39,7 +36,7 @@ class Architecture:
 class Options:
     """A mixer's own part of the configuration. A subclass adds fields; `complete` fills in what is None."""
 
-    def complete(self, config: "CanonLMConfig") -> None:
+    def complete(self, config: Config) -> None:
         """Derive and check the options, from the general fields. InvalidSetting for wrong ones."""
 
     check_positive = check_positive
@@ -62,7 +59,7 @@ class Mixer(nn.Module):
     tensor_parallel: ClassVar[dict[str, str]] = {}  # how parts are split (`models/tensor_parallel.py`); {}: not at all
     tensor_parallel_divides: ClassVar[tuple[str, ...]] = ()  # configuration fields that the group's size has to divide
 
-    def __init__(self, config: "CanonLMConfig", layer_idx: int) -> None:
+    def __init__(self, config: Config, layer_idx: int) -> None:
         super().__init__()
         self.config, self.layer_idx, self.sites = config, layer_idx, config.sites(layer_idx)
 
@@ -81,16 +78,16 @@ class Mixer(nn.Module):
     __repr__ = by_projection
 
     @classmethod
-    def check(cls, config: "CanonLMConfig") -> None:
+    def check(cls, config: Config) -> None:
         """InvalidSetting for a field of the configuration that does not go with this mixer."""
 
     @classmethod
-    def flops(cls, config: "CanonLMConfig", seq_len: int) -> float:
+    def flops(cls, config: Config, seq_len: int) -> float:
         """FLOPs of one token's forward, without projections and convolutions; a multiply-add is two operations."""
         return 0.0
 
     @classmethod
-    def extra_memory(cls, config: "CanonLMConfig", seq_len: int) -> float:
+    def extra_memory(cls, config: Config, seq_len: int) -> float:
         """Bytes that a GPU keeps for the backward pass of a window, beyond those that a CPU keeps."""
         return 0.0
 

@@ -7,7 +7,7 @@ g_t, q_t, k_t and the output are those of Kimi Delta Attention, which has one be
 2026 (github.com/NVlabs/GatedDeltaNet-2). flash-linear-attention calls it gdn2; here that is the release's GDN2.
 """
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -15,10 +15,8 @@ from canonlm.models.cache import Layout
 from canonlm.models.mixers.base import Architecture, register
 from canonlm.models.mixers.kda import KimiDeltaAttention
 from canonlm.models.mixers.recurrent import at_least_float32, mask_out, unit
+from canonlm.models.settings import Config
 from canonlm.ops.gated_delta_rule import gated_delta_rule
-
-if TYPE_CHECKING:
-    from canonlm.models.config import CanonLMConfig
 
 
 @register("delta_vec")
@@ -30,7 +28,7 @@ class VectorDelta(KimiDeltaAttention):
         )
     }
 
-    def __init__(self, config: "CanonLMConfig", layer_idx: int) -> None:
+    def __init__(self, config: Config, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         self.b_proj = nn.Linear(config.hidden_size, self.widths["k"], bias=False)
         self.w_proj = nn.Linear(config.hidden_size, self.widths["v"], bias=False)

@@ -8,7 +8,7 @@ reflections is a rotation, so states can follow groups such as S_3. g_t is that 
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -16,10 +16,8 @@ from canonlm.models.cache import Layout
 from canonlm.models.mixers.base import Architecture, register
 from canonlm.models.mixers.gdn import DeltaOptions, GatedDeltaNet
 from canonlm.models.mixers.recurrent import mask_out, unit
+from canonlm.models.settings import Config
 from canonlm.ops.gated_delta_rule import gated_delta_rule
-
-if TYPE_CHECKING:
-    from canonlm.models.config import CanonLMConfig
 
 
 @dataclass
@@ -29,7 +27,7 @@ class DeltaProductOptions(DeltaOptions):
     negative_eigenvalues: bool = True
     steps: int = 2
 
-    def complete(self, config: "CanonLMConfig") -> None:
+    def complete(self, config: Config) -> None:
         super().complete(config)
         self.check_positive("steps")
 
@@ -50,12 +48,12 @@ class GatedDeltaProduct(GatedDeltaNet):
     }
 
     @classmethod
-    def flops(cls, config: "CanonLMConfig", seq_len: int) -> float:
+    def flops(cls, config: Config, seq_len: int) -> float:
         steps = config.options_of(cls).steps
         return steps * super().flops(config, steps * seq_len)
 
     @classmethod
-    def extra_memory(cls, config: "CanonLMConfig", seq_len: int) -> float:
+    def extra_memory(cls, config: Config, seq_len: int) -> float:
         return super().extra_memory(config, config.options_of(cls).steps * seq_len)
 
     def recur(

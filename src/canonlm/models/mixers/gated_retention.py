@@ -6,7 +6,7 @@ Sun et al. 2024 (arXiv 2405.05254), Section 3.2. Between retention, whose rates 
 key channel.
 """
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -14,10 +14,8 @@ from canonlm.models.cache import Layout
 from canonlm.models.mixers.base import CHUNK, Architecture, register
 from canonlm.models.mixers.gla import GATE_NORMALIZER, gla_flops
 from canonlm.models.mixers.recurrent import LinearAttention, at_least_float32, mask_out
+from canonlm.models.settings import Config
 from canonlm.ops.gated_linear_attention import gated_linear_attention
-
-if TYPE_CHECKING:
-    from canonlm.models.config import CanonLMConfig
 
 
 @register("gated_retention")
@@ -26,12 +24,12 @@ class GatedRetention(LinearAttention):
         "gated-retention": Architecture("retention whose decays depend on the data, one per head", short_conv=True)
     }
 
-    def __init__(self, config: "CanonLMConfig", layer_idx: int) -> None:
+    def __init__(self, config: Config, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         self.decay_proj = nn.Linear(config.hidden_size, self.options.num_heads, bias=False)
 
     @classmethod
-    def flops(cls, config: "CanonLMConfig", seq_len: int) -> float:
+    def flops(cls, config: Config, seq_len: int) -> float:
         return gla_flops(config.options_of(cls), min(CHUNK, seq_len))
 
     def recur(

@@ -9,7 +9,7 @@ keys it is the GDN2 of Physics of Language Models, Part 4.2.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +18,8 @@ from canonlm.models.cache import Layout
 from canonlm.models.initialize import inverse_softplus_of_log_uniform, log_of_uniform, start_with
 from canonlm.models.mixers.base import CHUNK, Architecture, register
 from canonlm.models.mixers.recurrent import HeadOptions, LinearAttention, at_least_float32, mask_out, unit
+from canonlm.models.settings import Config
 from canonlm.ops.gated_delta_rule import gated_delta_rule
-
-if TYPE_CHECKING:
-    from canonlm.models.config import CanonLMConfig
 
 CPU_CHUNK = 32
 """Tokens of a chunk on a CPU, where blocks are run to count what they keep."""
@@ -51,7 +49,7 @@ class GatedDeltaNet(LinearAttention):
         ),
     }
 
-    def __init__(self, config: "CanonLMConfig", layer_idx: int) -> None:
+    def __init__(self, config: Config, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         heads = self.options.num_heads
         self.a_proj: nn.Module = nn.Linear(config.hidden_size, heads, bias=False)
@@ -61,14 +59,14 @@ class GatedDeltaNet(LinearAttention):
         start_with(self, A_log=log_of_uniform(0, 16), dt_bias=inverse_softplus_of_log_uniform(1e-3, 1e-1))
 
     @classmethod
-    def flops(cls, config: "CanonLMConfig", seq_len: int) -> float:
+    def flops(cls, config: Config, seq_len: int) -> float:
         """The state is read twice and written once; scores of queries and of keys; the triangular system solved for its
         inverse, and that times values and times keys; the scores times the errors."""
         o, chunk = config.options_of(cls), min(CHUNK, seq_len)
         return delta_flops(o, chunk, scores=4 * chunk * o.key_head_dim)
 
     @classmethod
-    def extra_memory(cls, config: "CanonLMConfig", seq_len: int) -> float:
+    def extra_memory(cls, config: Config, seq_len: int) -> float:
         return larger_chunks(config.options_of(cls), seq_len)
 
     def decays(self, x_BTD: Tensor) -> Tensor:

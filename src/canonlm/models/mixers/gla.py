@@ -7,17 +7,15 @@ the model it is the GLA5 of Physics of Language Models, Part 4.2.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from torch import Tensor, nn
 
 from canonlm.models.cache import Layout
 from canonlm.models.mixers.base import CHUNK, DERIVED, Architecture, register
 from canonlm.models.mixers.recurrent import HeadOptions, LinearAttention, LowRank, at_least_float32, mask_out
+from canonlm.models.settings import Config
 from canonlm.ops.gated_linear_attention import gated_linear_attention
-
-if TYPE_CHECKING:
-    from canonlm.models.config import CanonLMConfig
 
 GATE_RANK = 16
 GATE_NORMALIZER = 16  # divides the log-decay, so that a fresh model forgets slowly
@@ -31,7 +29,7 @@ class GLAOptions(HeadOptions):
     num_key_value_heads: int = DERIVED
     clamp_min: float | None = None
 
-    def complete(self, config: "CanonLMConfig") -> None:
+    def complete(self, config: Config) -> None:
         super().complete(config)
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_heads
@@ -56,12 +54,12 @@ class GatedLinearAttention(LinearAttention):
         ),
     }
 
-    def __init__(self, config: "CanonLMConfig", layer_idx: int) -> None:
+    def __init__(self, config: Config, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         self.gk_proj = LowRank(config, config.hidden_size, GATE_RANK, self.widths["k"])
 
     @classmethod
-    def flops(cls, config: "CanonLMConfig", seq_len: int) -> float:
+    def flops(cls, config: Config, seq_len: int) -> float:
         return gla_flops(config.options_of(cls), min(CHUNK, seq_len))
 
     def recur(

@@ -8,7 +8,7 @@ are as wide as values.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +17,7 @@ from canonlm.models.initialize import inverse_softplus_of_log_uniform, log_of_un
 from canonlm.models.mixers.base import CHUNK, DERIVED, Architecture, register
 from canonlm.models.mixers.gdn import DeltaOptions, GatedDeltaNet, delta_flops
 from canonlm.models.mixers.recurrent import LowRank, at_least_float32, derive_heads
-
-if TYPE_CHECKING:
-    from canonlm.models.config import CanonLMConfig
+from canonlm.models.settings import Config
 
 
 @dataclass
@@ -30,7 +28,7 @@ class KDAOptions(DeltaOptions):
     output_gate_rank: int | None = DERIVED
     decay_rank: int = DERIVED
 
-    def complete(self, config: "CanonLMConfig") -> None:
+    def complete(self, config: Config) -> None:
         derive_heads(self, config, key_head_dim=1, value_head_dim=1)
         self.output_gate_rank = self.output_gate_rank or self.value_head_dim
         self.decay_rank = self.decay_rank or self.value_head_dim
@@ -46,7 +44,7 @@ class KimiDeltaAttention(GatedDeltaNet):
         )
     }
 
-    def __init__(self, config: "CanonLMConfig", layer_idx: int) -> None:
+    def __init__(self, config: Config, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         hidden, options = config.hidden_size, self.options
         self.a_proj = LowRank(config, hidden, options.decay_rank, self.widths["q"], bias=False)
@@ -56,7 +54,7 @@ class KimiDeltaAttention(GatedDeltaNet):
         start_with(self, A_log=log_of_uniform(1, 16), dt_bias=inverse_softplus_of_log_uniform(1e-3, 1e-1))
 
     @classmethod
-    def flops(cls, config: "CanonLMConfig", seq_len: int) -> float:
+    def flops(cls, config: Config, seq_len: int) -> float:
         """As Gated DeltaNet's, but scores are computed for earlier keys only."""
         o, chunk = config.options_of(cls), min(CHUNK, seq_len)
         return delta_flops(o, chunk, scores=2 * (chunk + 1) * o.key_head_dim)

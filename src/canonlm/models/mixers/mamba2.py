@@ -7,7 +7,7 @@ through the short convolution (site b), which has a bias here. Canon-B is on all
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +19,8 @@ from canonlm.models.initialize import inverse_softplus_of_log_uniform, log_of_un
 from canonlm.models.mixers.base import CHUNK, DERIVED, Architecture, Options, register
 from canonlm.models.mixers.recurrent import RecurrentMixer, at_least_float32, derive_heads, mask_out
 from canonlm.models.norm import RMSNorm
+from canonlm.models.settings import Config
 from canonlm.ops.ssd import ssd
-
-if TYPE_CHECKING:
-    from canonlm.models.config import CanonLMConfig
 
 
 @dataclass
@@ -35,7 +33,7 @@ class Mamba2Options(Options):
     state_size: int = 128
     n_groups: int = 1
 
-    def complete(self, config: "CanonLMConfig") -> None:
+    def complete(self, config: Config) -> None:
         derive_heads(self, config, head_dim=2)
         self.check_positive("state_size")
         self.check_divides("n_groups", "num_heads")
@@ -58,7 +56,7 @@ class Mamba2(RecurrentMixer):
         ),
     }
 
-    def __init__(self, config: "CanonLMConfig", layer_idx: int) -> None:
+    def __init__(self, config: Config, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         heads, inner = self.options.num_heads, self.options.num_heads * self.options.head_dim
         shared = self.options.n_groups * self.options.state_size
@@ -75,7 +73,7 @@ class Mamba2(RecurrentMixer):
         self.out_proj = nn.Linear(inner, config.hidden_size, bias=False)
 
     @classmethod
-    def flops(cls, config: "CanonLMConfig", seq_len: int) -> float:
+    def flops(cls, config: Config, seq_len: int) -> float:
         o = config.options_of(cls)
         return ssd_flops(o.num_heads, o.n_groups, o.state_size, o.head_dim, min(CHUNK, seq_len))
 

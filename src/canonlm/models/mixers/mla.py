@@ -9,7 +9,7 @@ a norm between them. Decoding keeps c and r only. In a step of one token W_b mov
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +24,7 @@ from canonlm.models.mixers.attention import Attention, mean_reach
 from canonlm.models.mixers.base import DERIVED, Architecture, Mixer, Options, register
 from canonlm.models.norm import RMSNorm
 from canonlm.models.positions import rotate
-
-if TYPE_CHECKING:
-    from canonlm.models.config import CanonLMConfig
+from canonlm.models.settings import Config
 
 
 @dataclass
@@ -39,7 +37,7 @@ class LatentOptions(Options):
     qk_nope_head_dim: int = DERIVED
     v_head_dim: int = DERIVED
 
-    def complete(self, config: "CanonLMConfig") -> None:
+    def complete(self, config: Config) -> None:
         self.kv_lora_rank = 4 * config.head_dim if self.kv_lora_rank is None else self.kv_lora_rank
         self.qk_nope_head_dim = config.head_dim if self.qk_nope_head_dim is None else self.qk_nope_head_dim
         self.v_head_dim = config.head_dim if self.v_head_dim is None else self.v_head_dim
@@ -62,7 +60,7 @@ class LatentAttention(Attention):
     }
     tensor_parallel: ClassVar = {}
 
-    def __init__(self, config: "CanonLMConfig", layer_idx: int) -> None:
+    def __init__(self, config: Config, layer_idx: int) -> None:
         Mixer.__init__(self, config, layer_idx)
         o, hidden, bias = config.options(layer_idx), config.hidden_size, config.attention_bias
         heads = config.num_attention_heads
@@ -88,14 +86,14 @@ class LatentAttention(Attention):
         self.add_canons(canons)
 
     @classmethod
-    def check(cls, config: "CanonLMConfig") -> None:
+    def check(cls, config: Config) -> None:
         if config.qk_norm:
             raise expected("qk_norm", "false with mla, which normalises its latents", True)
         if config.rope_heads != config.num_attention_heads:
             raise expected("rope_heads", "all heads with mla, where they share the rotated key", config.rope_heads)
 
     @classmethod
-    def flops(cls, config: "CanonLMConfig", seq_len: int) -> float:
+    def flops(cls, config: Config, seq_len: int) -> float:
         o = config.options_of(cls)
         widths = o.qk_nope_head_dim + config.rope_dim + o.v_head_dim
         return 2 * config.num_attention_heads * widths * mean_reach(config, seq_len)

@@ -1,7 +1,7 @@
 """Base classes of recurrent mixers: states between calls, convolution sites, gates."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,7 @@ from canonlm.models.cache import Layout, read_recurrence, write_recurrence
 from canonlm.models.initialize import Fill, normal, start_with, zeros
 from canonlm.models.mixers.base import DERIVED, Mixer, Options
 from canonlm.models.norm import RMSNorm
-
-if TYPE_CHECKING:
-    from canonlm.models.config import CanonLMConfig
+from canonlm.models.settings import Config
 
 
 @dataclass
@@ -32,13 +30,13 @@ class HeadOptions(Options):
     output_gate: bool = True
     output_gate_rank: int | None = 16
 
-    def complete(self, config: "CanonLMConfig") -> None:
+    def complete(self, config: Config) -> None:
         derive_heads(self, config, key_head_dim=1, value_head_dim=2)
         if self.output_gate_rank is not None:
             self.check_positive("output_gate_rank")
 
 
-def derive_heads(options: Any, config: "CanonLMConfig", **widths: int) -> None:
+def derive_heads(options: Any, config: Config, **widths: int) -> None:
     """Fill in `num_heads` and each head dimension, by default `widths[key]` * hidden_size / num_heads."""
     if options.num_heads is None:
         options.num_heads = max(1, config.num_attention_heads // 2)
@@ -55,7 +53,7 @@ def derive_heads(options: Any, config: "CanonLMConfig", **widths: int) -> None:
 class RecurrentMixer(Mixer):
     """A mixer with one recurrent state per row. A subclass implements `mix`."""
 
-    def __init__(self, config: "CanonLMConfig", layer_idx: int) -> None:
+    def __init__(self, config: Config, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         self.options: Any = config.options(layer_idx)
 
@@ -120,7 +118,7 @@ class LinearAttention(RecurrentMixer):
 
     Options = HeadOptions
 
-    def __init__(self, config: "CanonLMConfig", layer_idx: int) -> None:
+    def __init__(self, config: Config, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         options, hidden = self.options, config.hidden_size
         heads, value_dim = options.num_heads, options.value_head_dim
@@ -174,7 +172,7 @@ class LowRank(nn.Sequential):
 
     def __init__(
         self,
-        config: "CanonLMConfig",
+        config: Config,
         in_features: int,
         rank: int,
         out_features: int,

@@ -6,7 +6,7 @@ Sun et al. 2023 (arXiv 2307.08621), Eq. 6 and 8; without the rotation of queries
 in its decay alone. docs/add-a-mixer.md shows how such a file is built.
 """
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,10 +15,8 @@ from canonlm.models.cache import Layout
 from canonlm.models.mixers.base import CHUNK, Architecture, register
 from canonlm.models.mixers.mamba2 import ssd_flops
 from canonlm.models.mixers.recurrent import LinearAttention, mask_out
+from canonlm.models.settings import Config
 from canonlm.ops.ssd import ssd
-
-if TYPE_CHECKING:
-    from canonlm.models.config import CanonLMConfig
 
 
 @register("retention")
@@ -28,7 +26,7 @@ class Retention(LinearAttention):
     }
 
     @classmethod
-    def flops(cls, config: "CanonLMConfig", seq_len: int) -> float:
+    def flops(cls, config: Config, seq_len: int) -> float:
         o = config.options_of(cls)
         return ssd_flops(o.num_heads, o.num_heads, o.key_head_dim, o.value_head_dim, min(CHUNK, seq_len))
 

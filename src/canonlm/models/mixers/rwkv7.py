@@ -13,7 +13,7 @@ The delta rule (`ops/gated_delta_rule`) computes this as two steps per token: on
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -27,10 +27,8 @@ from canonlm.models.initialize import constant, ones, ramp, start_with, uniform,
 from canonlm.models.mixers.base import CHUNK, DERIVED, Architecture, Options, register
 from canonlm.models.mixers.gdn import delta_flops, larger_chunks
 from canonlm.models.mixers.recurrent import LowRank, RecurrentMixer, at_least_float32, derive_heads, mask_out, unit
+from canonlm.models.settings import Config
 from canonlm.ops.gated_delta_rule import gated_delta_rule
-
-if TYPE_CHECKING:
-    from canonlm.models.config import CanonLMConfig
 
 READERS = ("q", "k", "v", "decay", "rate", "gate")
 """The projections of x. q is the receptance r, rate is a."""
@@ -49,7 +47,7 @@ class RWKV7Options(Options):
     rate_rank: int = DERIVED
     gate_rank: int = DERIVED
 
-    def complete(self, config: "CanonLMConfig") -> None:
+    def complete(self, config: Config) -> None:
         derive_heads(self, config, key_head_dim=1, value_head_dim=1)
         low, high = 1.8 * config.hidden_size**0.5, 0.6 * config.hidden_size**0.8
         for key, rank in (("decay_rank", low), ("rate_rank", low), ("gate_rank", high)):
@@ -80,7 +78,7 @@ class RWKV7(RecurrentMixer):
         )
     }
 
-    def __init__(self, config: "CanonLMConfig", layer_idx: int) -> None:
+    def __init__(self, config: Config, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         hidden, options = config.hidden_size, self.options
         key_dim, value_dim = options.key_head_dim, options.value_head_dim
@@ -103,13 +101,13 @@ class RWKV7(RecurrentMixer):
         self.o_proj = nn.Linear(values, hidden, bias=False)
 
     @classmethod
-    def flops(cls, config: "CanonLMConfig", seq_len: int) -> float:
+    def flops(cls, config: Config, seq_len: int) -> float:
         """Both steps of a token."""
         o, chunk = config.options_of(cls), min(CHUNK, 2 * seq_len)
         return 2 * delta_flops(o, chunk, scores=2 * (chunk + 1) * o.key_head_dim)
 
     @classmethod
-    def extra_memory(cls, config: "CanonLMConfig", seq_len: int) -> float:
+    def extra_memory(cls, config: Config, seq_len: int) -> float:
         return larger_chunks(config.options_of(cls), 2 * seq_len)
 
     def mix(self, x_BTD: Tensor, layout: Layout, cache: Cache | None, state: Tensor | None) -> tuple[Tensor, Tensor]:

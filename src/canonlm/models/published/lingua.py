@@ -101,11 +101,12 @@ class Lingua(Published):
                 mlp = {"mlp_type": self.mlp_type, "intermediate_size": self.hidden_dim}
                 return Mamba2Canon.parse({**linear, **conv, **sizes, **mlp})
         head_dim = self.head_dim or self.dim // heads
+        usual_width = int((self.ffn_dim_multiplier or 1) * int(2 * 4 * self.dim / 3))
         own = {
             "num_attention_heads": heads,
             "num_key_value_heads": self.n_kv_heads or heads,
             "head_dim": head_dim,
-            "intermediate_size": self.hidden_dim or self._usual_width(),
+            "intermediate_size": self.hidden_dim or round_up(usual_width, self.multiple_of),
             "qk_norm": self.qk_norm,
             "rms_norm_eps": self.norm_eps,
             "rope_version": "lingua",
@@ -115,10 +116,6 @@ class Lingua(Published):
             "max_position_embeddings": self.max_seqlen,
         }
         return LlamaCanon.parse({**common, **own})
-
-    def _usual_width(self) -> int:
-        width = int(2 * 4 * self.dim / 3)
-        return round_up(int((self.ffn_dim_multiplier or 1) * width), self.multiple_of)
 
     def config(self) -> CanonLMConfig:
         initial = {"init_base_std": self.init_base_std, "init_std_factor": self.init_std_factor}

@@ -19,9 +19,9 @@ from canonlm.tasks.capo import bior
 from canonlm.tasks.capo.documents import FIRST_NAME, OF_VALUE, TEMPLATE
 from canonlm.tasks.capo.people import person
 from canonlm.tasks.capo.pools import ATTRIBUTES, load
-from canonlm.tasks.capo.stream import order_of
+from canonlm.tasks.capo.stream import Passes, order_of
 from canonlm.tasks.capo.tokens import BOS, TextVocab, open_tokenizer
-from canonlm.tasks.packing import IGNORE, Windows
+from canonlm.tasks.packing import IGNORE
 from canonlm.tasks.random import TEST, TRAIN
 
 HELD_OUT = 2
@@ -53,7 +53,7 @@ def rewritten(
     return RewrittenStream(complete, counts, people_seed, passes, pools, tokenizer)
 
 
-class RewrittenStream:
+class RewrittenStream(Passes):
     """Texts as tokens, with the interface of `canonlm.tasks.capo.stream.Stream`, and their reader."""
 
     def __init__(
@@ -85,20 +85,9 @@ class RewrittenStream:
         self._totals: dict[tuple[int, int], int] = {}  # tokens of a pass, by split and pass
         self._last: tuple[tuple[int, int, int], tuple[np.ndarray, np.ndarray]] | None = None
 
-    def windows(self, seed: int, split: int, seq_len: int) -> int:
-        return sum(self._windows_of(split, e, seq_len) for e in range(self.passes))
-
-    def fill(self, seed: int, split: int, start: int, loss_on_all: bool, out: Windows) -> None:
-        count, seq_len = out.input_ids.shape
-        e, begin, row = 0, 0, 0  # pass e begins with window `begin`
-        while row < count and e < self.passes:
-            end = begin + self._windows_of(split, e, seq_len)
-            while row < count and start + row < end:
-                skipped = (start + row - begin) * seq_len  # tokens of the pass
-                self._fill(*self._pass(seed, split, e), skipped, loss_on_all, *(x[row] for x in out))
-                row += 1
-            e, begin = e + 1, end
-        out.input_ids[row:], out.labels[row:], out.doc_ids[row:] = BOS, IGNORE, 0
+    def fill_rows(self, seed: int, split: int, e: int, skipped: int, loss_on_all: bool, *rows: np.ndarray) -> None:
+        for place, row in enumerate(zip(*rows, strict=True)):
+            self._fill(*self._pass(seed, split, e), skipped + place * len(row[0]), loss_on_all, *row)
 
     def documents(self, seed: int, split: int, e: int, people: np.ndarray, width: int) -> tuple[np.ndarray, ...]:
         ids, roles = np.full((len(people), width), BOS, np.int32), np.full((len(people), width), -1, np.int8)
@@ -116,7 +105,7 @@ class RewrittenStream:
         about = person(self.seed, self._person[number], self.pools)
         return {"name": about.name, **about.values}, self._queries[number]
 
-    def _windows_of(self, split: int, e: int, seq_len: int) -> int:
+    def windows_of(self, seed: int, split: int, e: int, seq_len: int) -> int:
         if (total := self._totals.get((split, e))) is None:
             numbers = self._texts_of(split, e, np.arange(len(self._counts)))
             total = self._totals[split, e] = int(self._lengths[numbers].sum())

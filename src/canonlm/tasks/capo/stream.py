@@ -37,8 +37,40 @@ TABLES = 4  # max number of cached tables; sampler threads read at most two pass
 ORDER = 200  # added to the split in the key, so that orders share no stream with texts
 
 
-class Stream:
-    """The windows of `passes` passes. `text_number(split, e)` is the text number of all documents in pass e."""
+class Passes:
+    """The windows of `passes` passes, each cut out of the tokens of one pass."""
+
+    passes: int
+
+    def windows(self, seed: int, split: int, seq_len: int) -> int:
+        """The number of windows before the stream ends."""
+        return sum(self.windows_of(seed, split, e, seq_len) for e in range(self.passes))
+
+    def fill(self, seed: int, split: int, start: int, loss_on_all: bool, out: Windows) -> None:
+        """Write windows start, start + 1, … to the rows of `out`; windows after the end are padding."""
+        count, seq_len = out.input_ids.shape
+        e, begin, row = 0, 0, 0  # pass e begins with window `begin`
+        while row < count and e < self.passes:
+            end = begin + self.windows_of(seed, split, e, seq_len)
+            if start + row < end:
+                rows = slice(row, min(count, end - start))
+                skipped = (start + row - begin) * seq_len  # tokens of the pass
+                self.fill_rows(seed, split, e, skipped, loss_on_all, *(x[rows] for x in out))
+                row = rows.stop
+            e, begin = e + 1, end
+        out.input_ids[row:], out.labels[row:], out.doc_ids[row:] = BOS, IGNORE, 0
+
+    def windows_of(self, seed: int, split: int, e: int, seq_len: int) -> int:
+        """The number of windows of pass e."""
+        raise NotImplementedError
+
+    def fill_rows(self, seed: int, split: int, e: int, skipped: int, loss_on_all: bool, *rows: np.ndarray) -> None:
+        """Write the tokens of pass e after the first `skipped` to rows of ids, labels and documents."""
+        raise NotImplementedError
+
+
+class Stream(Passes):
+    """`text_number(split, e)` is the text number of all documents in pass e."""
 
     def __init__(self, settings: TextSettings, passes: int, text_number: Callable[[int, int], int]) -> None:
         self.settings, self.passes, self.text_number = settings, passes, text_number
@@ -46,36 +78,19 @@ class Stream:
         self._templates: dict[tuple[int, int, int], int] = {}  # by seed, split and text number
         self._tables: dict[tuple[int, int, int], np.ndarray] = {}
 
-    def windows(self, seed: int, split: int, seq_len: int) -> int:
-        """The number of windows before the stream ends."""
-        return sum(self._windows_of(seed, split, e, seq_len) for e in range(self.passes))
+    def windows_of(self, seed: int, split: int, e: int, seq_len: int) -> int:
+        return -(-self._total(seed, split, self.text_number(split, e)) // seq_len)
 
-    def fill(self, seed: int, split: int, start: int, loss_on_all: bool, out: Windows) -> None:
-        """Write windows start, start + 1, … to the rows of `out`; windows after the end are padding."""
-        count, seq_len = out.input_ids.shape
-        e, begin, row = 0, 0, 0  # pass e begins with window `begin`
-        while row < count and e < self.passes:
-            end = begin + self._windows_of(seed, split, e, seq_len)
-            if start + row < end:
-                rows = slice(row, min(count, end - start))
-                skipped = (start + row - begin) * seq_len  # tokens of the pass
-                table = self._table(seed, split, e)
-                entry = int(np.searchsorted(table, skipped, "right")) - 1
-                at = int(table[entry]) - skipped, entry * EVERY
-                _fill(
-                    seed, split, e, self.text_number(split, e), self.settings, *at, loss_on_all, *(x[rows] for x in out)
-                )
-                row = rows.stop
-            e, begin = e + 1, end
-        out.input_ids[row:], out.labels[row:], out.doc_ids[row:] = BOS, IGNORE, 0
+    def fill_rows(self, seed: int, split: int, e: int, skipped: int, loss_on_all: bool, *rows: np.ndarray) -> None:
+        table = self._table(seed, split, e)
+        entry = int(np.searchsorted(table, skipped, "right")) - 1
+        at = int(table[entry]) - skipped, entry * EVERY
+        _fill(seed, split, e, self.text_number(split, e), self.settings, *at, loss_on_all, *rows)
 
     def documents(self, seed: int, split: int, text: int, numbers: np.ndarray, width: int) -> tuple[np.ndarray, ...]:
         """(ids int32, roles int8, lengths int64) of these documents, [count, width]; padded with bos and -1."""
         ids, roles = np.full((len(numbers), width), BOS, np.int32), np.full((len(numbers), width), -1, np.int8)
         return ids, roles, _documents(seed, split, text, self.settings, numbers, ids, roles)
-
-    def _windows_of(self, seed: int, split: int, e: int, seq_len: int) -> int:
-        return -(-self._total(seed, split, self.text_number(split, e)) // seq_len)
 
     def _total(self, seed: int, split: int, text: int) -> int:
         """The number of tokens in a pass; it does not depend on the order of the documents."""

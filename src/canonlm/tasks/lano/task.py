@@ -160,10 +160,7 @@ class Lano(Task):
         return loop, Packed(self.grammar.tables, len(self.grammar.rules), self.grammar.max_len)
 
     def _read(self, tokens: list[int]) -> tuple[dict, tuple[Query, ...]]:
-        if not tokens or tokens[0] != BOS:
-            raise Malformed(0, f"expected bos, got {self.vocab.name(tokens[0]) if tokens else 'the end'}")
-        flaw = self._flaw(tokens[1:])
-        if flaw is not None:
+        if (flaw := self._flaw(tokens[self.vocab.after(tokens, 0, BOS) :])) is not None:
             raise Malformed(*flaw)
         n = len(tokens) - 1
         queries = [Query(1, n + 1, {"from": "start"}, 0)]

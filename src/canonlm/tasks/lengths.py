@@ -1,0 +1,26 @@
+"""The base of tasks whose samples have a length n."""
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from canonlm.tasks.base import Slice, Task, Vocab
+
+
+class LengthTask(Task):
+    """Its settings are a `LengthSpec`; its answers are sliced by n."""
+
+    one_length: ClassVar[bool] = False  # True: in training, n = N; False: n is uniform on 1..N
+
+    def __init__(self, spec: Any, vocab: Vocab) -> None:
+        self.spec, self.vocab = spec, vocab
+        self.test_lengths: list[int] = spec.lengths()
+        self.longest = max(spec.N, *self.test_lengths)
+
+    def slices(self) -> list[Slice]:
+        return [{"n": n} for n in self.test_lengths]
+
+    def lengths(self, test: bool) -> np.ndarray:
+        """The values from which n is drawn."""
+        N = self.spec.N
+        return np.array(self.test_lengths if test else [N] if self.one_length else range(1, N + 1))
