@@ -304,3 +304,12 @@ def test_no_sentence_of_a_help_text_becomes_a_list(capsys):
     """Markdown reads a line that begins with "1." as a list."""
     assert main(["check", "--help"]) == 0
     assert "both end with exit code 1. refused means" in " ".join(capsys.readouterr().out.split())
+
+
+def test_an_interrupted_command_says_so(monkeypatch, capsys):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("canonlm.tasks.names", interrupted)
+    assert main(["tasks"]) == 130
+    assert capsys.readouterr().err == "canonlm: interrupted\n"

@@ -11,7 +11,7 @@ import typer
 
 import canonlm
 from canonlm.cli import later
-from canonlm.cli.lazy import Commands
+from canonlm.cli.lazy import Commands, Interrupted
 from canonlm.cli.status import PlainWarnings, drop
 from canonlm.core.extras import missing
 from canonlm.core.ranks import prints
@@ -122,7 +122,7 @@ def main(args: Sequence[str] | None = None) -> int:
         return _say(line, 2)
     except FloatingPointError as error:
         return _say(str(error), 1)
-    except (KeyboardInterrupt, typer.Abort):
+    except (Interrupted, KeyboardInterrupt, typer.Abort):
         return _say("interrupted", 130)
 
 

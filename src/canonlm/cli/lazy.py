@@ -31,6 +31,10 @@ class _Command(TyperCommand):
         self.help = next(ast.get_docstring(each) for each in functions if each.name == self.function)
 
 
+class Interrupted(Exception):
+    """Ctrl-C while a command ran. typer would end it without a word."""
+
+
 class Commands(TyperGroup):
     """A group of commands whose modules are imported when they are called."""
 
@@ -52,3 +56,9 @@ class Commands(TyperGroup):
         if isinstance(command, _Command):
             command.read_help()
         return command
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise Interrupted from None
