@@ -34,10 +34,11 @@ SAME = {"atol": 0, "rtol": 0}
 CLOSE = {"atol": 1e-10, "rtol": 1e-10}
 BF16 = torch.bfloat16
 
-QUICK = ("llama", "gdn", "hybrid")
+QUICK, SLOW = ("llama", "gdn", "hybrid"), ("sites", "window", "mla", "moe")
 every_family = pytest.mark.parametrize(
-    "family", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
+    "family", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 )
+"""The hybrid has a layer of every mixer, so those are not repeated one by one: gdn is a model with a single one."""
 
 
 @pytest.fixture
@@ -351,7 +352,9 @@ def test_under_autocast_a_bfloat16_stream_stays_bfloat16(model):
     ("family", "layers", "backend"),
     [("hybrid", len(MIXERS), "aot_eager"), ("sites", 1, "aot_eager"), ("moe", 1, "inductor")],
 )
-def test_compiles_forward_and_backward_without_graph_breaks(small_model, family, layers, backend):
+def test_compiles_forward_and_backward_without_graph_breaks(small_model, monkeypatch, family, layers, backend):
+    """With documents: test_forward.py."""
+    monkeypatch.setattr(torch._dynamo.utils, "warn_once", lambda text, *_, **__: pytest.fail(text), False)
     model = small_model(**{**FAMILIES[family], "num_hidden_layers": layers}).train()
     expected = loss_and_gradients(model)
     torch._dynamo.reset()
