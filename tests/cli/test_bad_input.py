@@ -306,7 +306,7 @@ def test_no_sentence_of_a_help_text_becomes_a_list(capsys):
     assert "both end with exit code 1. refused means" in " ".join(capsys.readouterr().out.split())
 
 
-def test_an_interrupted_command_says_so(monkeypatch, capsys):
+def test_an_interruption_is_one_line(monkeypatch, capsys):
     def interrupted():
         raise KeyboardInterrupt
 

@@ -5,6 +5,7 @@ is a larger set beside the repository, it runs too. The tolerance in double prec
 more, because nothing of ours is in float32 there.
 """
 
+import functools
 import json
 from pathlib import Path
 
@@ -22,20 +23,35 @@ BESIDE = Path(__file__).parents[3] / "shared" / "golden"
 FORMATS = ("config", "lingua_args", "hf_equivalent_config")
 
 
-def recorded_cases(section: str = "", formats: int = 1):
-    """Run a test on every case with this section, and with its configuration in this number of formats or more."""
-    collected = []
+@functools.cache
+def recorded():
+    """(path, marks, number of formats of the configuration, names of tensors) of every case."""
+    cases = []
     for folder, marks in ((CARRIED, ()), (BESIDE, pytest.mark.slow)):
         for path in sorted(folder.glob("*.safetensors")):
-            if sum(key in json.loads(path.with_suffix(".json").read_text()) for key in FORMATS) < formats:
-                continue
+            info = json.loads(path.with_suffix(".json").read_text())
             with safe_open(path, "pt") as tensors:
-                if any(key.startswith(section) for key in tensors.keys()):  # noqa: SIM118 (no mapping)
-                    collected.append(pytest.param(path, id=f"{folder.parent.name}-{path.stem}", marks=marks))
+                cases.append((path, marks, sum(key in info for key in FORMATS), tensors.keys()))
+    return cases
+
+
+def recorded_cases(section: str = "", formats: int = 1):
+    """Run a test on every case with this section, and with its configuration in this number of formats or more."""
+    collected = [
+        pytest.param(path, id=f"{path.parent.parent.name}-{path.stem}", marks=marks)
+        for path, marks, number, names in recorded()
+        if number >= formats and any(name.startswith(section) for name in names)
+    ]
     return pytest.mark.parametrize("case", collected, indirect=True)
 
 
 in_float32 = pytest.mark.parametrize("dtype", [torch.float32], indirect=True)
+
+
+def in_dtypes(names, values):
+    """Run a test with these arguments, each in one precision (the last value); its tolerance is that of float32."""
+    rows = [(*each, torch.float32 if bits == 32 else torch.float64) for *each, bits in values]
+    return pytest.mark.parametrize(f"{names},dtype", rows, indirect=["dtype"])
 
 
 class Case:
@@ -114,14 +130,14 @@ def test_loss_and_gradients(case):
 
 @pytest.mark.every(5)
 @recorded_cases("gen.")
-@pytest.mark.parametrize("cache", ["dynamic", "static", None])
+@in_dtypes("cache", [("dynamic", 64), ("static", 32), (None, 64)])
 def test_generation(case, cache):
     check_generation(case, case.part("gen"), cache)
 
 
 @pytest.mark.every(5)
 @recorded_cases("gen_short.")
-@pytest.mark.parametrize("cache", ["dynamic", "static", None])
+@in_dtypes("cache", [("dynamic", 32), ("static", 64), (None, 32)])
 def test_generation_from_a_prompt_shorter_than_the_kernel(case, cache):
     check_generation(case, case.part("gen_short"), cache)
 
@@ -152,9 +168,15 @@ def test_left_padding(case):
 
 @pytest.mark.every(5)
 @recorded_cases("packed")
-@pytest.mark.parametrize("document_form", ["doc_ids", "position_ids"])
-@pytest.mark.parametrize("use_cache", [True, False])
-@pytest.mark.parametrize("ones", [True, False])
+@in_dtypes(
+    "document_form,use_cache,ones",
+    [
+        ("doc_ids", True, True, 32),
+        ("doc_ids", False, False, 64),
+        ("position_ids", True, False, 64),
+        ("position_ids", False, True, 32),
+    ],
+)
 def test_packing(case, document_form, use_cache, ones):
     recorded = case.part("packed")
     lengths = recorded["doc_lengths"].tolist()
@@ -179,8 +201,8 @@ def test_hidden_states(case):
 
 
 @recorded_cases()
+@in_float32
 def test_export_is_the_inverse(case):
-    case.model.float()
     params, state = case.export()
     assert_close(state, case.state, atol=0, rtol=0)
     assert_close(build(params, state).state_dict(), case.model.state_dict(), atol=0, rtol=0)

@@ -42,24 +42,28 @@ def kept(tmp_path_factory):
     return folder
 
 
-def test_a_claim_of_which_a_part_fails_is_supported_in_part():
+@pytest.fixture(scope="module")
+def ours():
+    """By number, the claims that our own results decide."""
+    return {each.id: each for each in claims(ledger.OWN_RESULTS)}
+
+
+def test_a_claim_of_which_a_part_fails_is_supported_in_part(ours):
     """GLA5 with Canon layers is as good as GDN2, but not shown to be better than Mamba2."""
-    entries = {each.id: each for each in claims(ledger.OWN_RESULTS)}
-    assert (entries["C49"].state, [each.state for each in entries["C49"].estimates]) == (
-        "supported in part", ["supported", "undecided"]
-    )  # fmt: skip
-    assert "(undecided)" in markdown([entries["C49"]])
-    assert "(undecided)" in visible_text(html([entries["C49"]]))
+    entry = ours["C49"]
+    assert (entry.state, [each.state for each in entry.estimates]) == ("supported in part", ["supported", "undecided"])
+    assert "(undecided)" in markdown([entry])
+    assert "(undecided)" in visible_text(html([entry]))
 
 
-def test_frozen_canon_layers_are_judged_on_whole_lists():
+def test_frozen_canon_layers_are_judged_on_whole_lists(ours):
     """They copy at most 2 of 256, with seeds that no earlier run had (C02)."""
     with (ledger.OWN_RESULTS / "copying-atlas.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["arch"] == "llama+canon:frozen" and row["split"] == "test"]
     rows = [row for row in rows if row["step"] == row["steps"] and 200 <= int(row["seed"]) < 207]
     full = [int(re.search(r"first=all (\d+)/256", row["slices"])[1]) for row in rows]
     assert (len(full), max(full)) == (7, 2)
-    entry = {each.id: each for each in claims(ledger.OWN_RESULTS)}["C02"]
+    entry = ours["C02"]
     gain, lists = entry.estimates
     assert (entry.state, gain.state, lists.state) == ("contradicted", "undecided", "contradicted")
     assert lists.value == pytest.approx(100 * sum(full) / 256 / 7)

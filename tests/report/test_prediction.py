@@ -44,8 +44,13 @@ def test_pairs_are_counted_within_families():
     assert prediction.correlation == pytest.approx(stats.spearmanr([1, 2, 3, 4], [1, 0, 5, 6]).statistic)
 
 
-def test_the_numbers_of_the_docs():
-    by_name = {(each.predictor, each.outcome): each for each in predictions()}
+@pytest.fixture(scope="module")
+def of_kept_files():
+    return predictions()
+
+
+def test_the_numbers_of_the_docs(of_kept_files):
+    by_name = {(each.predictor, each.outcome): each for each in of_kept_files}
     micro = by_name["micro depo", "depo"]
     assert len(micro.points) == 12
     points = {arch: (there, here) for arch, there, here in micro.points}
@@ -57,11 +62,11 @@ def test_the_numbers_of_the_docs():
         assert f"| {each.predictor} | {each.outcome} | {said(each)} |" in docs
 
 
-def test_the_command_writes_its_page(tmp_path, capsys):
+def test_the_command_writes_its_page(of_kept_files, tmp_path, capsys):
     assert main(["replicate", "predict", "--out", str(tmp_path)]) == 0
-    lines = lines_of(predictions())
+    lines = lines_of(of_kept_files)
     assert capsys.readouterr().out.splitlines()[: len(lines)] == lines
     page = (tmp_path / "prediction.html").read_text()
-    assert said(predictions()[0]) in visible_text(page)
+    assert said(of_kept_files[0]) in visible_text(page)
     assert set(charts(page)) == {"correlations", "rankings"}
-    assert html(predictions()) == page
+    assert html(of_kept_files) == page

@@ -175,8 +175,10 @@ def test_false_verdicts_are_rare(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", simulated.EQUAL)
-@pytest.mark.parametrize("seeds", simulated.SEEDS)
+@pytest.mark.parametrize(
+    ("name", "seeds"),  # of two similar distributions, such as "the same" and "steady", each has other numbers
+    [(name, simulated.SEEDS[(at + at // 2) % len(simulated.SEEDS)]) for at, name in enumerate(simulated.EQUAL)],
+)
 def test_safe_intervals_in_every_distribution(name, seeds):
     """Fewer than 909 of 1,000 intervals of 93 % contain the difference once in 100 times."""
     rng = np.random.default_rng(2)
