@@ -47,6 +47,17 @@ def test_wrong_and_missing_kernels_are_named(monkeypatch, capsys):
     assert "fla is not there" in out
 
 
+def test_outcomes_are_recorded_and_tried_again_on_request(monkeypatch, capsys):
+    real, tried = gated_linear_attention.KERNEL, []
+    counted = Kernel("counted", lambda **inputs: tried.append(1) or real.definition(**inputs), real.definition,
+                     real.inputs, real.wide)  # fmt: skip
+    monkeypatch.setattr(registry, "forms", lambda device: [Form(counted, "GLA", (torch.float32,))])
+    for options, trials in ([], 1), ([], 1), (["--again"], 2):
+        assert main(["doctor", *options]) == 0
+        assert len(tried) == 2 * trials  # without documents and with them
+    capsys.readouterr()
+
+
 @pytest.mark.slow
 def test_trials_at_once_are_those_one_after_the_other():
     device = torch.device("cpu")
