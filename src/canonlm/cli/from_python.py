@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,7 @@ def play(
     InvalidSetting (a ValueError): a setting that cannot be. RuntimeError: a run failed; the others are finished.
     KeyboardInterrupt: every run is saved.
     """
+    load_runs = _load_runs()
     options = {"preset": preset, "difficulty": difficulty, "seeds": seeds, "match": match, "jobs": jobs, "out": out}
     names = archs if isinstance(archs, str) else ",".join(archs)
     command = ["canonlm", "play", task, *_overrides(settings), "--arch", names]
@@ -60,7 +61,7 @@ def play(
     failed = [f"{progress.run.name}: {progress.message}" for progress in grid if progress.state == "failed"]
     if failed:
         raise RuntimeError(f"{len(failed)} of {len(grid)} runs failed; {failed[0]}")
-    return import_named("canonlm.experiments.published.runs").load_runs(folder)
+    return load_runs(folder)
 
 
 def train(
@@ -75,13 +76,19 @@ def train(
     The arguments are the options of `canonlm train`; settings: {"train.steps": 300}. The same call continues an
     interrupted run. InvalidSetting (a ValueError): a setting that cannot be. KeyboardInterrupt: the run is saved.
     """
+    load_runs = _load_runs()
     run, folder = train_command.lay_out(str(recipe), _overrides(settings), None if out is None else Path(out), trust)
     try:
         train_command.run_it(run, folder)
     except later.loop.Interrupted as error:
         raise KeyboardInterrupt(str(error)) from None
-    return import_named("canonlm.experiments.published.runs").load_runs(folder)
+    return load_runs(folder)
 
 
 def _overrides(settings: Mapping[str, Any] | None) -> list[str]:
     return [f"{key}={json.dumps(value)}" for key, value in (settings or {}).items()]
+
+
+def _load_runs() -> "Callable[[Path], pl.DataFrame]":
+    """`canonlm.load_runs`; before anything is trained, as polars may be missing."""
+    return import_named("canonlm.experiments.published.runs").load_runs
