@@ -84,6 +84,8 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(tune.CANDIDATES), help="kernels, separated by commas")
     options = parser.parse_args()
     names, out, device = options.only.split(","), options.out, Device(KIND)
+    if unknown := [name for name in names if name not in tune.CANDIDATES]:
+        parser.error(f'--only: unknown kernel "{unknown[0]}"; kernels: {", ".join(tune.CANDIDATES)}')
     jobs: list[Job] = []
     for name, pairs in ((name, tune.CANDIDATES[name]) for name in names):
         limits = (None, 96) if name == "gated_backward" else (None,)

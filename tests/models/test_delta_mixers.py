@@ -8,6 +8,7 @@ from torch.testing import assert_close
 from canonlm.models.cache import Layout
 
 HEADS, KEYS = 2, 16
+RANKS = [("kda", "decay_rank"), ("kda", "output_gate_rank"), ("rwkv7", "decay_rank"), ("rwkv7", "gate_rank")]
 CASES = {
     "gdn": {},
     "gdn with negative eigenvalues": {"negative_eigenvalues": True},
@@ -56,3 +57,9 @@ def test_mixing_equals_the_equations(small_model, case):
         expected = by_equations(mixer, x_BTD[0], kind, steps, largest)
     assert_close(seen[0][0], expected, atol=1e-5, rtol=0)  # the norm of keys adds a constant, 1e-6
     assert expected.abs().max() > 0.01
+
+
+@pytest.mark.parametrize(("kind", "rank"), RANKS)
+def test_a_rank_of_zero_is_not_the_default(small_model, kind, rank):
+    with pytest.raises(ValueError, match=rf"{kind}\.{rank}: expected an integer >= 1, got 0"):
+        small_model(mixers=[kind], mixer_options={kind: {rank: 0}})

@@ -30,8 +30,9 @@ class KDAOptions(DeltaOptions):
 
     def complete(self, config: Config) -> None:
         derive_heads(self, config, key_head_dim=1, value_head_dim=1)
-        self.output_gate_rank = self.output_gate_rank or self.value_head_dim
-        self.decay_rank = self.decay_rank or self.value_head_dim
+        for key in ("output_gate_rank", "decay_rank"):
+            if getattr(self, key) is None:
+                setattr(self, key, self.value_head_dim)
         self.check_positive("output_gate_rank", "decay_rank")
 
 

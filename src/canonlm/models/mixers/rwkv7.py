@@ -51,7 +51,8 @@ class RWKV7Options(Options):
         derive_heads(self, config, key_head_dim=1, value_head_dim=1)
         low, high = 1.8 * config.hidden_size**0.5, 0.6 * config.hidden_size**0.8
         for key, rank in (("decay_rank", low), ("rate_rank", low), ("gate_rank", high)):
-            setattr(self, key, getattr(self, key) or max(32, 32 * round(rank / 32)))
+            if getattr(self, key) is None:
+                setattr(self, key, max(32, 32 * round(rank / 32)))
         self.check_positive("decay_rank", "rate_rank", "gate_rank")
 
 
