@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -24,6 +23,7 @@ from canonlm.data.prepare import prepare
 from canonlm.data.shards import Dataset
 from canonlm.data.text import TextStream
 from canonlm.data.verify import Opened, Verifier
+from canonlm.launch.processes import free_port
 from canonlm.runs.identity import identity
 from canonlm.train import loop, verification
 from canonlm.train.config import resolve
@@ -402,10 +402,7 @@ class Asked:
 def test_two_processes_report_damage_once(web, tmp_path):
     flip(web / "train-00003.ds")
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(raw(web, train={"steps": 200})))
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "canonlm", "train", str(tmp_path / "run.yaml"), "--out", str(tmp_path / "run")]
     processes = [
         subprocess.Popen(command, env={**os.environ, **place, "RANK": rank, "LOCAL_RANK": rank}, stderr=subprocess.PIPE)

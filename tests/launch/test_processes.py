@@ -6,7 +6,6 @@ Most tests use a stand-in for the training; those at the end use the real one.
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -16,7 +15,7 @@ import pytest
 
 from canonlm.cli import main
 from canonlm.launch import processes
-from canonlm.launch.processes import Outcome, run
+from canonlm.launch.processes import Outcome, free_port, run
 
 CHILD = """\
 import json, os, pathlib, signal, sys, time
@@ -385,9 +384,7 @@ def by_two_ranks(start):
     """`by_two_ranks(arguments)`: the command in two processes with the variables of torchrun, to its end."""
 
     def run(arguments):
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         ranks = [start(_rank, rank, port, arguments) for rank in (0, 1)]
         for process in ranks:
             process.join(300)

@@ -1,10 +1,12 @@
 """Checks on several processes, which are forks of one, so that they share its imports.
 
-    WORLD_SIZE=2 … python parallel_checks.py folder two 29500,29501
+    WORLD_SIZE=2 … python parallel_checks.py folder two 900
 
-Every check compares with a single process. The folder gets `results.json` and the output of each process.
+Every check compares with a single process. The folder gets `results.json` and the output of each process, which ends
+after this many seconds and then prints where it was.
 """
 
+import faulthandler
 import json
 import os
 import sys
@@ -355,14 +357,14 @@ def threads_of_gloo():
     return [name for name in names if "gloo" in name]
 
 
-def main(results: Path, group: str, ports: list[str]) -> None:
+def main(results: Path, group: str) -> None:
     """Every layout joins and leaves a separate process group."""
     mesh.TIMEOUT = timedelta(seconds=600)  # compiling on a busy machine takes a minute
     torch.set_num_threads(1)
     result = {}
-    for port, ((tp, dp_replicate), checks) in zip(ports, GROUPS[group][1].items(), strict=True):
+    for index, ((tp, dp_replicate), checks) in enumerate(GROUPS[group][1].items()):
         layout = {"tp": tp, "dp_replicate": dp_replicate}
-        os.environ["MASTER_PORT"] = port
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(index)  # keys of its own in the store
         with world_of(run_config(**layout)) as world:
             for check, *args in checks:
                 start, errors = time.perf_counter(), [None] * world.size
@@ -382,7 +384,7 @@ def main(results: Path, group: str, ports: list[str]) -> None:
         results.write_text(json.dumps(result, indent=1))
 
 
-def fork(rank, folder, group, ports):
+def fork(rank, folder, group, seconds):
     """The id of a new process that runs the checks."""
     if (child := os.fork()) != 0:
         return child
@@ -390,10 +392,11 @@ def fork(rank, folder, group, ports):
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-    sys.exit(main(folder / "results.json", group, ports))
+    faulthandler.dump_traceback_later(seconds, exit=True)
+    sys.exit(main(folder / "results.json", group))
 
 
 if __name__ == "__main__":
-    folder, group, ports = Path(sys.argv[1]), sys.argv[2], sys.argv[3].split(",")
-    children = [fork(rank, folder, group, ports) for rank in range(int(os.environ["WORLD_SIZE"]))]
+    folder, group, seconds = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+    children = [fork(rank, folder, group, seconds) for rank in range(int(os.environ["WORLD_SIZE"]))]
     sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0 for child in children))

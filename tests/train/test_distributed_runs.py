@@ -10,6 +10,7 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from canonlm.cli import main
+from canonlm.launch.processes import free_port
 
 SECONDS = 600  # for a few processes on a busy machine; longer means a hang
 
@@ -33,9 +34,7 @@ def processes(start, tmp_path):
 
     class Group:
         def __init__(self, count, *args):
-            with socket.socket() as free:
-                free.bind(("localhost", 0))
-                port = free.getsockname()[1]
+            port = free_port()
             self.folder = tmp_path / f"output-{len(groups)}"
             self.folder.mkdir()
             ranks, count = (count, 2) if isinstance(count, list) else (range(count), count)

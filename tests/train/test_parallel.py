@@ -5,7 +5,6 @@ import functools
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from parallel_checks import ALONE, FAMILIES, GROUPS, SIZES, Trained, close, run_config, same
+from torch.distributed import TCPStore
 from torch.utils.flop_counter import FlopCounterMode
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM
@@ -26,22 +26,23 @@ SCRIPT = Path(__file__).with_name("parallel_checks.py")
 
 def start(group, folder, seconds):
     """Run a group of checks in processes as torchrun would start them; returns the result of each check by name."""
-    processes, layouts = GROUPS[group]
-    with contextlib.ExitStack() as sockets:
-        free = [sockets.enter_context(socket.socket()) for _ in layouts]
-        for each in free:
-            each.bind(("127.0.0.1", 0))
-        ports = ",".join(str(each.getsockname()[1]) for each in free)
+    processes = GROUPS[group][0]
+    # This process serves the store, as torchrun does: a port that is free now may be taken when a process needs it.
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     everywhere = {
         "WORLD_SIZE": str(processes),
         "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
         "OMP_NUM_THREADS": "1",
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
     }
-    command = [sys.executable, str(SCRIPT), str(folder), group, ports]
+    command = [sys.executable, str(SCRIPT), str(folder), group, str(seconds)]
     first = subprocess.Popen(command, env=os.environ | everywhere, start_new_session=True)
     try:
-        code = first.wait(seconds)
+        code = first.wait(seconds + 60)
+    except subprocess.TimeoutExpired:
+        code = None
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(first.pid, signal.SIGKILL)

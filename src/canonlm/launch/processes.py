@@ -2,12 +2,13 @@
 
 import math
 import os
+import random
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -79,7 +80,7 @@ def run(command: Sequence[str], count: int, logs: Path) -> Outcome:
     cores = os.cpu_count() or 1
     environment = {"OMP_NUM_THREADS": str(max(1, cores // count)), **os.environ}
     environment |= {PARENT: str(os.getpid()), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
-    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     received: list[int] = []  # noted, and passed on below: an exception in the middle of a start would lose the process
     handled = [number for number in _PASSED_ON if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores SIGHUP
     previous = {number: signal.signal(number, lambda number, frame: received.append(number)) for number in handled}
@@ -99,10 +100,14 @@ def run(command: Sequence[str], count: int, logs: Path) -> Outcome:
                 signal.signal(number, handler)
 
 
-def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
+def free_port() -> int:
+    """A port for the first process of a run, which listens on it some seconds later. Not one of those that systems give
+    to connections (32,768 and above on Linux): any process, even one of the run, may have it by then."""
+    for port in random.SystemRandom().sample(range(20_000, 30_000), 100):
+        with suppress(OSError), socket.socket() as taken:
+            taken.bind(("127.0.0.1", port))
+            return port
+    raise OSError("no free port found between 20,000 and 30,000")
 
 
 def _start(command: Sequence[str], rank: int, environment: dict[str, str], logs: Path, notes: Path) -> Rank:
