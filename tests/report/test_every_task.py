@@ -212,6 +212,25 @@ def test_a_scale_with_many_values_is_a_line(run_folder, keys, kind):
     assert final_chart(archs, words, {})["series"][0]["kind"] == "bar"
 
 
+@pytest.mark.parametrize(("trained", "chart"), [(16, "lengths-0"), (32, "curves-0")])
+def test_scores_against_lengths_come_first_where_the_test_has_untrained_ones(run_folder, trained, chart):
+    right = {8: 90, 16: 70, 32: 55}
+    row = evaluation(5, {("n", n): (correct, 100) for n, correct in right.items()})
+    folder = run_folder(task={"name": "parity", "N": trained, "test_lengths": [*right]}, evals=[row])
+    drawn = charts(write_report(folder).read_text(encoding="utf-8"))
+    assert next(iter(drawn)) == chart
+    line, scores = drawn["lengths-0"]["series"]
+    assert line["x"] == [trained, trained]
+    assert (scores["x"], scores["y"]) == ([*right], [0.9, 0.7, 0.55])
+
+
+@pytest.mark.parametrize(("task", "sizes"), [({"N": 16}, [16]), ({"N": "16"}, [8, 16]), ({}, [8, 16])])
+def test_one_size_or_a_damaged_configuration_has_no_such_chart(run_folder, task, sizes):
+    row = evaluation(5, {("n", n): (1, 2) for n in sizes})
+    folder = run_folder(task={"name": "parity", **task}, evals=[row])
+    assert "lengths-0" not in charts(write_report(folder).read_text(encoding="utf-8"))
+
+
 def test_a_measure_with_zeros_or_gaps_is_drawn_where_possible(run_folder):
     rows = [evaluation(step, {("from", "start"): (1, 2)}, measures=kl) for step, kl in
             ((0, None), (1, {"kl": 0.5}), (2, {"kl": float("nan")}), (3, {"kl": 0.0}))]  # fmt: skip

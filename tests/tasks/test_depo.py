@@ -63,13 +63,11 @@ def specs(draw):
     if available < 3 or (high - low + 1) * m**high > 50_000:
         m, low, high, available = 8, 1, 1, 8
     sizes = {"name_vocab": m, "min_name_len": low, "max_name_len": high}
-    N = draw(st.integers(3, min(available, 80)))
-    return {
-        "N": N,
-        "K": draw(st.integers(1, min(N - 1, 40))),
-        "M": draw(st.integers(1, 12)),
-        **sizes,
-    }
+    largest = min(available, 80)
+    N = draw(st.integers(3, largest))
+    K = draw(st.integers(1, min(N - 1, 40)))
+    lengths = draw(st.none() | st.lists(st.integers(K + 1, largest), min_size=1, max_size=3, unique=True))
+    return {"N": N, "test_lengths": lengths, "K": K, "M": draw(st.integers(1, 12)), **sizes}
 
 
 @given(specs(), st.sampled_from(["train", "valid", "test"]), st.integers(0, 2**40))
@@ -80,7 +78,8 @@ def test_every_sample_parses_back(spec, split, seed):
     edges, queries = parse(original, task.spec.name_vocab)
     successor = dict(edges)
     n = len(edges)
-    assert n == task.spec.N if split == "test" else 3 <= n <= task.spec.N
+    lengths = task.spec.test_lengths
+    assert n in (lengths or [task.spec.N]) if split == "test" else 3 <= n <= task.spec.N
     assert sample.meta["n"] == n == len(successor)
     name, seen = edges[0][0], set()
     while name not in seen:
@@ -94,7 +93,8 @@ def test_every_sample_parses_back(spec, split, seed):
         for _ in range(k):
             start = successor[start]
         assert start == answer
-    assert [query.slice["k"] for query in sample.queries] == [k for k, _, _ in queries]
+    of_length = {"n": n} if lengths else {}
+    assert [query.slice for query in sample.queries] == [{"k": k, **of_length} for k, _, _ in queries]
     for query, (_, _, answer) in zip(sample.queries, queries, strict=True):
         assert tuple(original[query.start : query.stop]) == answer
         assert original[query.question_start] > 9000
@@ -144,6 +144,26 @@ def test_malformed_originals(ids, line):
         tasks.get("depo").from_original(ids)
     assert line in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_longer_rings_in_the_test(fits):
+    """Each length equally often; chance is that of guessing, pooled over the questions."""
+    task = tasks.get("depo", N=4, K=2, M=6, name_vocab=12, max_name_len=1, test_lengths=["x1", "x1.5", "x2"])
+    assert task.slices() == [{"k": 1}, {"k": 2}, {"n": 4}, {"n": 6}, {"n": 8}]
+    samples = [task.sample("test", 0, index) for index in range(600)]
+    counts = Counter(sample.meta["n"] for sample in samples)
+    fits(np.array([counts[4], counts[6], counts[8]]))
+    assert task.chance({"n": 8}) == 1 / 7
+    assert task.chance({"k": 1}) == pytest.approx((4 / 3 + 6 / 5 + 6 / 7) / 16)
+    assert max(len(sample.tokens) for sample in samples) == task.max_len
+    assert all(sample.meta["n"] <= 4 for sample in (task.sample("train", 0, index) for index in range(100)))
+
+
+@pytest.mark.parametrize(("lengths", "most"), [([3, 13], 12), (["x4"], 12), ([2], 12), ([], 12)])
+def test_lengths_that_the_test_cannot_have(lengths, most):
+    what = rf"^depo\.test_lengths: expected different integers from 3 to {most}, or multiples of 4 such as x1\.5, got"
+    with pytest.raises(ValueError, match=what):
+        tasks.get("depo", N=4, K=2, name_vocab=12, max_name_len=1, test_lengths=lengths)
 
 
 @pytest.mark.slow

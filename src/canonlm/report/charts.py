@@ -10,7 +10,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
-from canonlm.report.format import Quantity, count_of, hint_of, number, percent, quantity, score_label, slice_label, span
+from canonlm.report.format import (
+    Quantity,
+    count_of,
+    hint_of,
+    number,
+    percent,
+    quantity,
+    scale_words,
+    score_label,
+    slice_label,
+    span,
+)  # fmt: skip
 from canonlm.runs.groups import Group, by_run
 from canonlm.runs.identity import short
 from canonlm.runs.load import Run
@@ -25,6 +36,7 @@ MAX_TRAIN_POINTS = 400
 MAX_BARS_PER_NAME = 5  # a scale with more values than this is drawn as a line over them
 GUESS = "chance"
 BOUND = "maximum: everything stored"
+TRAINED = "the largest of training"
 STEPS = "training step"
 
 
@@ -90,6 +102,27 @@ def final_chart(archs: Sequence[Architecture], keys: Sequence[str], chance: Mapp
             "x": x, "y": y, "hover": "guessing",
         })  # fmt: skip
     return {"panels": [{"title": "", "x": {"words": True}, "y": {"share": True}}], "series": series}
+
+
+def length_chart(archs: Sequence[Architecture], keys: Sequence[str], chance: Mapping[str, float], most: float) -> Chart:
+    """Final accuracy against the size of a sample (the number in a key such as `n=32`), a line per architecture at its
+    best rate. most: the largest size of training."""
+    sizes = [float(key.partition("=")[2]) for key in keys]
+    series: list[Series] = [level(TRAINED, [most, most], [0, 1], f"training has at most {most:g}", "solid", 0)]
+    if guessed := [(size, chance[key]) for size, key in zip(sizes, keys, strict=True) if key in chance]:
+        x, y = zip(*guessed, strict=True)
+        series.append(level(GUESS, x, y, [f"guessing scores {percent(share)}" for share in y], "dot", 0))
+    for a in archs:
+        reached = [(size, key, a.best.slices[key]) for size, key in zip(sizes, keys, strict=True)
+                 if a.best and key in a.best.slices]  # fmt: skip
+        hover = [f"{a.arch}, {slice_label(a.task, key)}\n{_about(spread, percent, a.best.lr)}"
+                 for _, key, spread in reached if a.best]  # fmt: skip
+        spreads = [spread for _, _, spread in reached]
+        points = [(size, spread.mean) for size, _, spread in reached]
+        series.append(series_of("bold", a.arch, points, hover=hover, **whiskers(spreads)))
+    x_axis = {"title": scale_words(archs[0].task, keys[0]).by, "log": max(sizes) >= 8 * min(sizes),
+              "ticks": [[size, f"{size:g}"] for size in sizes]}  # fmt: skip
+    return {"height": 280, "panels": [{"title": "", "x": x_axis, "y": {"share": True}}], "series": series}
 
 
 def size_curves(archs: Sequence[Architecture], by: str = "parameters") -> Chart:

@@ -4,10 +4,18 @@ No task has code here. Its columns are the slices of its primary scale and its m
 has a chart and a table.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from canonlm.report.blocks import Block, Cell, caveat, chart, difference_cell, fold, spread_cell, table, value_cell
-from canonlm.report.charts import final_chart, learning_curves, loss_curves, size_curves, unfinished_curves
+from canonlm.report.charts import (
+    final_chart,
+    learning_curves,
+    length_chart,
+    loss_curves,
+    size_curves,
+    unfinished_curves,
+)  # fmt: skip
 from canonlm.report.format import count_of, listed, percent, quantity, scale_words, score_label, sentence
 from canonlm.report.play import Section
 from canonlm.report.sentences import choice, verdict
@@ -31,6 +39,10 @@ INTERVALS = (
 NOTE = (
     "The learning rate of each architecture is the one with the highest {score}, averaged over {averaged}, among the "
     "rates with the most finished runs.{choice}"
+)
+LENGTHS = (
+    "Accuracy by size at the end of training, each architecture at its best learning rate. Sizes to the right of the "
+    "upright line did not occur in training."
 )
 CURVES = "Thin lines: single runs. Bold lines: their mean. A click on a name hides it or shows it again."
 GAPS = (
@@ -138,6 +150,10 @@ def _charts(archs: Sequence[Architecture], section: Section, number: int) -> lis
         caption = f"{sentence(section.task.score.share)} during training. {CURVES}"
         caption += " The dotted line is what guessing scores." if section.chance else ""
         charts.append(chart(f"curves-{number}", caption, learning_curves(archs, slices, section.chance)))
+        if largest := largest_trained(section, slices):
+            beyond = any(_size(key) > largest for key in slices)
+            drawn = chart(f"lengths-{number}", LENGTHS, length_chart(archs, slices, section.chance, largest))
+            charts.insert(0 if beyond else 1, drawn)
     if measures:
         described = (quantity(section.task, key) for key in measures)
         about = [f"{sentence(q.label)}: {q.about}" for q in described if q.about]
@@ -156,6 +172,20 @@ def _charts(archs: Sequence[Architecture], section: Section, number: int) -> lis
         caption += "state that the model keeps of one window to continue it."
         charts.append(chart(f"state-{number}", caption, size_curves(archs, "state_bytes")))
     return charts
+
+
+def largest_trained(section: Section, keys: Sequence[str]) -> float | None:
+    """The largest size of training on the scale of these slices; None for other scales, or one
+    size."""
+    name = scale_words(section.task, keys[0]).trained
+    value = (section.runs[0].config.get("task") or {}).get(name) if name else None
+    sizes = [size for size in map(_size, keys) if math.isfinite(size)]
+    return float(value) if isinstance(value, int) and len(sizes) == len(keys) > 1 else None
+
+
+def _size(key: str) -> float:
+    text = key.partition("=")[2]
+    return float(text) if text.isdecimal() else math.nan
 
 
 def _so_far(section: Section, number: int) -> list[Block]:
@@ -194,8 +224,11 @@ def _scales(archs: Sequence[Architecture], section: Section, number: int) -> lis
     for place, keys in enumerate(summary.scales_of(archs)[1:], 1):
         words = scale_words(section.task, keys[0])
         lead: list[Block] = [{"text": words.about}] if words.about else []
-        drawn = final_chart(archs, keys, section.chance)
-        shown = chart(f"final-{number}-{place}", "Accuracy at the end of training.", drawn)
+        if largest := largest_trained(section, keys):
+            caption, drawn = LENGTHS, length_chart(archs, keys, section.chance, largest)
+        else:
+            caption, drawn = "Accuracy at the end of training.", final_chart(archs, keys, section.chance)
+        shown = chart(f"final-{number}-{place}", caption, drawn)
         gaps = _gaps(archs)
         note = [{"note": "Differences in percentage points."}] if gaps else []
         rows = by_scale(archs, keys, section.chance, gaps)

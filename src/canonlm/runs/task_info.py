@@ -61,7 +61,10 @@ def written(task: "Task") -> dict[str, Any]:
     labels: dict[str, dict[str, str]] = {name: {} for name in task.scales}
     for name, value in (pair for where in task.slices() for pair in where.items() if pair[0] in labels):
         labels[name][str(value)] = task.scales[name].label(str(value))
-    scales = {name: {"by": one.by, "about": one.about, "labels": labels[name]} for name, one in task.scales.items()}
+    scales = {
+        name: {"by": one.by, "about": one.about, "trained": one.trained, "labels": labels[name]}
+        for name, one in task.scales.items()
+    }
     return {"about": task.about, "scales": scales, "measures": {k: vars(v) for k, v in task.measures.items()},
             "score": vars(task.score)}  # fmt: skip
 
@@ -75,7 +78,8 @@ def read(path: Path) -> Words:
         return Words(
             Score(**{key: _text({"slice": "", **raw["score"]}, key) for key in ("measure", "share", "slice")}),
             _text(raw, "about"),
-            {key: Scale(_text(one, "by"), _labels(key, dict(one["labels"])), _text(one, "about"))
+            {key: Scale(_text(one, "by"), _labels(key, dict(one["labels"])), _text(one, "about"),
+                        _text({"trained": "", **one}, "trained"))
              for key, one in raw["scales"].items()},
             {key: Measure(_text(one, "label"), _text(one, "about"), one["log"] is True)
              for key, one in raw["measures"].items()},

@@ -62,7 +62,7 @@ class Arithmetic(LengthTask):
 
     difficulties = {"arithmetic-40": {}, "arithmetic-40-brackets": {"brackets": True}}
     about = "The model reads a formula over the numbers modulo m and must give its value at once."
-    scales = {"n": Scale("length of the formula", counted("token"))}
+    scales = {"n": Scale("length of the formula", counted("token"), trained="N")}
 
     def __init__(self, spec: Spec) -> None:
         names = ["bos", "=", "(", ")", *OPERATORS, *map(str, range(spec.modulus))]

@@ -39,7 +39,7 @@ class Automaton(Words):
         "automaton-5-permutations": {"steps": "permutations"},
     }
     about = "The model reads random symbols and must say whether a finite automaton, always the same, accepts them."
-    scales = {"n": Scale("number of symbols", counted("symbol"))}
+    scales = {"n": Scale("number of symbols", counted("symbol"), trained="N")}
     an_input, the_answer = "a symbol", "yes or no"
 
     def __init__(self, spec: Spec) -> None:

@@ -16,8 +16,8 @@ from pydantic import Field, model_validator
 from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Task, Vocab, register
 from canonlm.tasks.describe import Scale, counted
 from canonlm.tasks.packing import IGNORE, compile_loop
-from canonlm.tasks.random import draw_index, shuffle, two_below
-from canonlm.tasks.spec import TaskSpec
+from canonlm.tasks.random import below, draw_index, shuffle, two_below
+from canonlm.tasks.spec import Sizes, TaskSpec
 from canonlm.tasks.tokens import Names, check_names, draw_names, room_for_names, write_name
 
 BOS, ANS, FIRST_Q = 0, 1, 2
@@ -44,7 +44,8 @@ class Depo(Task):
     """k-step successor on a directed cycle. Paper: loss on the `ans` marker and the answer; windows of 2048."""
 
     class Spec(TaskSpec):  # above the bounds on K and name_vocab, the original ids would collide
-        N: int = Field(225, ge=3, le=100_000)  # cycle length: test n = N; training n in 3..N, small n more likely
+        N: int = Field(225, ge=3, le=100_000)  # cycle length: training n in 3..N, small n more likely
+        test_lengths: Sizes = None  # test: n uniform on these, and answers are sliced by n, too; None: n = N
         K: int = Field(8, ge=1, le=499)  # training: k uniform on 1..K; test: powers of two up to K, and K
         train_k: int | None = Field(None, ge=1)  # training: k = train_k; None: k uniform on 1..K
         M: int = Field(10, ge=1, le=100_000)  # max number of queries
@@ -60,7 +61,15 @@ class Depo(Task):
             if self.train_k is not None and self.train_k > self.K:
                 raise self.refuse("train_k", f"an integer <= K ({self.K})", self.train_k)
             check_names(self, self.name_vocab, self.min_name_len, self.max_name_len, self.N)
+            self.lengths()
             return self
+
+        def lengths(self) -> list[int]:
+            names = sum(self.name_vocab**length for length in range(self.min_name_len, self.max_name_len + 1))
+            return self.sizes("test_lengths", self.N, range(self.K + 1, min(names, 100_000) + 1), [self.N])
+
+        def longest(self) -> int:
+            return max(self.N, *self.lengths())
 
     difficulties = {f"depo1-{N}": {"N": N, "K": 8} for N in (225, 300, 375)} | {
         f"depo2-{N}": {"N": N, "K": 16, "name_vocab": 3, "min_name_len": 5, "max_name_len": 7} for N in (75, 100, 125)
@@ -74,26 +83,34 @@ class Depo(Task):
         "steps along the ring? One hop can be looked up; every further hop has to be worked out without writing down "
         "the steps in between."
     )
-    scales = {"k": Scale("number of hops", counted("hop"))}
+    scales = {
+        "k": Scale("number of hops", counted("hop")),
+        "n": Scale("length of the ring", counted("name"), trained="N"),
+    }
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
-        N, K = spec.N, spec.K
+        N, K, longest = spec.N, spec.K, spec.longest()
         self.names = Names(spec.name_vocab, spec.min_name_len, spec.max_name_len, FIRST_Q + K)
         markers = ["bos", "ans", *(f"q{k}" for k in range(1, K + 1))]
         self.vocab = Vocab([*markers, *self.names.tokens], markers)
         self.original_ids = np.array([9999, 9500, *range(9001, 9001 + K), *range(1, 2 * spec.name_vocab + 1)])
-        self.max_len = 1 + 2 * N * spec.max_name_len + min(N, spec.M) * (2 + 2 * spec.max_name_len)
+        self.max_len = 1 + 2 * longest * spec.max_name_len + min(longest, spec.M) * (2 + 2 * spec.max_name_len)
         trained = np.arange(1, K + 1) if spec.train_k is None else np.array([spec.train_k])
         self._hops = {False: trained, True: np.array(test_hops(K))}
+        self._sizes = {False: np.empty(0, np.int64), True: np.array(spec.lengths())}
         self._cumulative = np.cumsum(size_distribution(N))
 
     def slices(self) -> list[Slice]:
-        return [{"k": k} for k in sorted({*test_hops(self.spec.K)})]
+        by_hops: list[Slice] = [{"k": k} for k in sorted({*test_hops(self.spec.K)})]
+        return [*by_hops, *({"n": n} for n in self.spec.lengths() if self.spec.test_lengths)]
 
     def chance(self, slice: Slice) -> float:
-        """The guess is a random name of the ring other than the one in the question (never the answer, as k < N)."""
-        return 1 / (self.spec.N - 1)
+        """The guess is a random name of the ring other than the one in the question (never the answer, as k < n). A
+        ring has as many questions as any other of at least M names."""
+        sizes = np.array([slice["n"]] if "n" in slice else self.spec.lengths(), np.float64)
+        questions = np.minimum(sizes, self.spec.M)
+        return float((questions / (sizes - 1)).sum() / questions.sum())
 
     def explain(self, sample: Sample, query: Query) -> str:
         cycle, k = sample.meta["cycle"], int(query.slice["k"])
@@ -104,8 +121,7 @@ class Depo(Task):
         return f"{' → '.join(path)}: {k} {'step' if k == 1 else 'steps'}"
 
     def sampler(self, test: bool) -> Sampler:
-        sizes = self.spec.N if test else 0, self._cumulative
-        return _loop, Tables(*sizes, self._hops[test], self.spec.M, *self.names.tables)
+        return _loop, Tables(self._sizes[test], self._cumulative, self._hops[test], self.spec.M, *self.names.tables)
 
     def _read(self, tokens: list[int]) -> tuple[dict, tuple[Query, ...]]:
         at = self.vocab.after(tokens, 0, BOS)
@@ -134,14 +150,16 @@ class Depo(Task):
                 raise Malformed(
                     start, f"expected the answer '{self.vocab.text(right)}', got '{self.vocab.text(answer)}'"
                 )
-            queries.append(Query(start, at, {"k": k}, question_start))
+            of_length: Slice = {"n": len(cycle)} if self.spec.test_lengths else {}
+            queries.append(Query(start, at, {"k": k, **of_length}, question_start))
         if not queries:
             raise Malformed(at, "expected a query, got the end")
         return {"n": len(cycle), "cycle": tuple(map(self.vocab.text, cycle))}, tuple(queries)
 
     def _cycle(self, successor: dict, first: tuple[int, ...], at: int) -> list[tuple[int, ...]]:
-        if not 3 <= len(successor) <= self.spec.N:
-            raise Malformed(at, f"expected 3 to {self.spec.N} edges before the first query, got {len(successor)}")
+        longest = self.spec.longest()
+        if not 3 <= len(successor) <= longest:
+            raise Malformed(at, f"expected 3 to {longest} edges before the first query, got {len(successor)}")
         cycle = [first]
         while (name := successor.get(cycle[-1])) is not None and name != first and len(cycle) <= len(successor):
             cycle.append(name)
@@ -151,7 +169,7 @@ class Depo(Task):
 
 
 class Tables(NamedTuple):
-    n: int  # cycle length of a test sample; 0: drawn by `cumulative`
+    sizes: np.ndarray  # int64, cycle lengths of test samples; empty: drawn by `cumulative`
     cumulative: np.ndarray
     hops: np.ndarray  # the values from which k is drawn
     M: int
@@ -161,15 +179,20 @@ class Tables(NamedTuple):
 
 
 def _make_room(tables):
-    max_size = tables.n if tables.n else len(tables.cumulative) + 2
+    max_size = tables.sizes[-1] if len(tables.sizes) else len(tables.cumulative) + 2
     cycle, order = np.empty(max_size + 2, np.int32), np.empty(max_size, np.int32)
     return cycle, order, *room_for_names(tables.lengths)
 
 
 def _draw(state, gamma, tables, room, tokens, targets):
-    n, cumulative, hops, M, cells, names, lengths = tables
+    sizes, cumulative, hops, M, cells, names, lengths = tables
     cycle, order, seen, stamp = room
-    if n == 0:
+    if len(sizes) == 1:
+        n = sizes[0]
+    elif len(sizes) > 1:
+        state, i = below(state, gamma, len(sizes))
+        n = sizes[i]
+    else:
         state, i = draw_index(state, gamma, cumulative)
         n = i + 3
     state = draw_names(state, gamma, n, cells, seen, stamp, cycle)

@@ -6,11 +6,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Scale:
-    """One way of slicing the answers. `by` completes "accuracy by …", `label` names a slice, `about` explains it."""
+    """One way of slicing the answers. `by` completes "accuracy by …", `label` names a slice, `about` explains it.
+
+    trained: for a scale of sizes, the setting with the largest size of training; reports draw the score against the
+    size, and mark it.
+    """
 
     by: str
     label: Callable[[str], str]
     about: str = ""
+    trained: str = ""
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class Induction(LengthTask):
 
     difficulties = {"induction-256": {"N": 256}, "induction-256-rare": {"N": 256, "triggers": 1024, "shown": 4}}
     about = "The model reads a row of random words, then a trigger that was in it, and must give the word after it."
-    scales = {"n": Scale("length of the row", counted("token"))}
+    scales = {"n": Scale("length of the row", counted("token"), trained="N")}
     one_length = True
 
     def __init__(self, spec: Spec) -> None:

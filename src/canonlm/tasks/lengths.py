@@ -5,11 +5,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from canonlm.tasks.base import Slice, Task, Vocab
+from canonlm.tasks.describe import Scale
 
 
 class LengthTask(Task):
     """Its settings are a `LengthSpec`; its answers are sliced by n."""
 
+    scales = {"n": Scale("length", lambda value: f"length {value}", trained="N")}
     one_length: ClassVar[bool] = False  # True: in training, n = N; False: n is uniform on 1..N
 
     def __init__(self, spec: Any, vocab: Vocab) -> None:

@@ -49,7 +49,7 @@ class Mqar(Task):
         "The model reads pairs of a key and a value, then sees the keys again and must give the value that "
         "came with each."
     )
-    scales = {"pairs": Scale("number of pairs", counted("pair"))}
+    scales = {"pairs": Scale("number of pairs", counted("pair"), trained="pairs")}
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec

@@ -28,7 +28,7 @@ class Parity(LengthTask):
 
     difficulties = {f"parity-{N}": {"N": N} for N in (32, 128)}
     about = "The model reads a row of zeros and ones and must say whether the number of ones is even or odd."
-    scales = {"n": Scale("number of bits", counted("bit"))}
+    scales = {"n": Scale("number of bits", counted("bit"), trained="N")}
 
     def __init__(self, spec: Spec) -> None:
         super().__init__(spec, Vocab(["bos", "0", "1", "ans", "even", "odd"], ["bos", "ans"]))

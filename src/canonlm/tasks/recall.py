@@ -96,7 +96,7 @@ class Recall(Task):
     }  # fmt: skip
     about = "The model reads bindings of keys to values, then keys, and must give the value that is bound to each."
     scales = {
-        "pairs": Scale("number of pairs", counted("pair")),
+        "pairs": Scale("number of pairs", counted("pair"), trained="pairs"),
         "hops": Scale("look-ups from the key to the value", counted("look-up")),
         "bound": Scale("whether the key was bound again", lambda value: f"bound {value}"),
     }

@@ -76,7 +76,7 @@ class Palindrome(Repeat):
 
     difficulties = {f"palindrome-{N}": {"N": N} for N in (32, 128)}
     about = "The model reads a row of random words and must say it backwards."
-    scales = {"n": Scale("number of words", counted("word"))}
+    scales = {"n": Scale("number of words", counted("word"), trained="N")}
     backwards = True
 
 
@@ -102,7 +102,7 @@ class Selective(Repeat):
 
     difficulties = {"selective-64": {}, "selective-256": {"N": 239, "items": 16}}
     about = "The model reads words among noise and must repeat the words, in order and without the noise."
-    scales = {"n": Scale("number of positions", counted("position"))}
+    scales = {"n": Scale("number of positions", counted("position"), trained="N")}
     one_length = True
 
     def __init__(self, spec: Spec) -> None:

@@ -38,7 +38,7 @@ class Stack(LengthTask):
 
     difficulties = {f"stack-{N}": {"N": N} for N in (85, 341, 682)}  # 256, 1024 and 2047 tokens
     about = "The model reads operations on several stacks, and must give the element that each `pop` takes off."
-    scales = {"n": Scale("number of operations", counted("operation"))}
+    scales = {"n": Scale("number of operations", counted("operation"), trained="N")}
     one_length = True
 
     def __init__(self, spec: Spec) -> None:

@@ -34,7 +34,7 @@ class State(Words):
 
     difficulties = {f"state-{name.lower()}": {"group": name} for name in ("S3", "Z60", "A4xZ5", "A5", "S5")}
     about = "The model reads elements of a group, such as permutations of five things, and must give their product."
-    scales = {"n": Scale("number of elements", counted("element"))}
+    scales = {"n": Scale("number of elements", counted("element"), trained="N")}
     an_input, the_answer, states_are = "an element", "the product", "products"
 
     def __init__(self, spec: Spec) -> None:
