@@ -147,7 +147,7 @@ MISTAKES = [
     ("new experiment mine.py", 'FILE: expected a name that ends in .yaml, got "mine.py"'),
     ("new task there.py", 'FILE: expected a file that does not exist yet, got "there.py"'),
     ("new task no/mine.py", "FILE: expected a file that can be written (No such file or directory)"),
-    ("profile llama --tasks depoo", 'unknown task "depoo". Did you mean "depo"? Tasks: brevo, capo, copying'),
+    ("profile llama --tasks depoo", 'unknown task or ability "depoo". Did you mean "depo"?'),
     ("profile lama", 'unknown architecture "lama"'),
     ("profile llama --seeds 0", "--seeds: expected an integer from 1 to 100, got 0"),
     ("profile llama --jobs 0", "--jobs: expected an integer >= 1, got 0"),

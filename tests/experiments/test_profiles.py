@@ -9,7 +9,7 @@ import pytest
 from canonlm import cli
 from canonlm.experiments import grid, schema
 from canonlm.experiments.plan import plan
-from canonlm.experiments.profile import profile, runs_of
+from canonlm.experiments.profile import ABILITIES, label_of, profile, runs_of, tasks_of
 from canonlm.launch.grid import PlannedRun
 from canonlm.launch.plan import START_SECONDS, tokens_of
 from canonlm.launch.play import Progress, grid_time_left
@@ -36,6 +36,29 @@ def test_runs_are_those_of_the_registered_experiments():
     mine = {run.name for run in runs_of(profile(ARCHS, ["depo", "mano"]), {})}
     assert len(mine & registered) == 2 * 2 * (3 * 2 + 5)  # two of three tuning seeds
     assert len(mine) == 2 * (2 * (3 * 3 + 5) + 5)  # five more of the first, against itself
+
+
+def test_abilities_are_asked_for_by_name_and_share_runs():
+    experiment = profile(["llama"], ["tracking", "s3", "length"])
+    names = [panel.settings[0] for panel in experiment.micro]
+    assert names == [f"{name}-micro" for name in ("s3", "z60", "a5", "longer-words", "more-pairs", "longer-rings")]
+    assert [label_of(name) for name in names[-2:]] == ["More pairs", "Longer rings"]
+    tuning = 3 * 3
+    assert len(runs_of(experiment, {})) == 5 * (tuning + 5)  # longer words are asked for in the runs of s3
+    for panel in experiment.micro:
+        [point] = grid.points(experiment.model_copy(update={"micro": [panel]}), "micro")
+        task = grid.tuning_runs(experiment, point)[0].config.built_task
+        [asked] = experiment.settings[panel.settings[0]].slices
+        assert asked in [f"{key}={value}" for where in task.slices() for key, value in where.items()]
+        beyond = int(asked.partition("=")[2]) > getattr(task.spec, task.scales[asked.partition("=")[0]].trained)
+        assert beyond == (panel.settings[0] in ("longer-words-micro", "more-pairs-micro", "longer-rings-micro"))
+
+
+def test_the_paper_asks_for_an_ability_with_one_task():
+    assert tasks_of([]) == ["depo", "copying", "brevo", "mano", "lano", "capo"]
+    assert {f"{name}-micro" for name in tasks_of([*ABILITIES])} < {*schema.setting_names()}
+    with pytest.raises(ValueError, match=r'unknown task or ability "traking"\. Did you mean "tracking"\?'):
+        tasks_of(["traking"])
 
 
 def test_five_fresh_seeds_come_at_the_rate_that_tuning_seeds_chose():

@@ -1,4 +1,4 @@
-"""`canonlm profile`: compare architectures on six tasks, with verdicts, on one page."""
+"""`canonlm profile`: compare architectures on small tasks, with verdicts, on one page."""
 
 import re
 import shlex
@@ -24,7 +24,12 @@ ARCHS = typer.Argument(
     autocompletion=completion.architectures,
     metavar="ARCHS",
 )
-TASKS = typer.Option(help="Tasks, separated by commas. Default: depo, copying, brevo, mano, lano and capo.")
+TASKS = typer.Option(
+    "--only",
+    "--tasks",
+    help="Tasks and abilities, separated by commas: depth, copying, breadth, manipulation, structure and capacity (the "
+    "default), tracking, recall and length. docs/profile.md has the tasks of each.",
+)
 SEEDS = typer.Option(
     help="Seeds for each architecture. Default: as many as verdicts need, which is 5 for up to six comparisons; "
     "with --quick 1."

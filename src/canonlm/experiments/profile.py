@@ -12,13 +12,25 @@ import yaml
 from canonlm.core import user_code
 from canonlm.core.errors import expected, unknown
 from canonlm.experiments import grid
-from canonlm.experiments.schema import FIRST_TUNING_SEED, Experiment, Panel, Setting, named, setting, setting_names
-from canonlm.launch.recipes import TEXT, load_preset
+from canonlm.experiments.schema import FIRST_TUNING_SEED, Experiment, Panel, Setting, named, setting
+from canonlm.launch.recipes import load_preset
 from canonlm.runs.seed_statistics import MIN_SEEDS
 from canonlm.train.config import RunConfig, resolve
 from canonlm.train.load_config import merge
 
 SCALE = "micro"
+ABILITIES = {
+    "depth": ["depo"],
+    "copying": ["copying"],
+    "breadth": ["brevo"],
+    "manipulation": ["mano"],
+    "structure": ["lano"],
+    "capacity": ["capo"],
+    "tracking": ["s3", "z60", "a5"],
+    "recall": ["noisy-recall", "changed-recall"],
+    "length": ["longer-words", "more-pairs", "longer-rings"],
+}
+"""The tasks of a profile by the ability that they ask for; those alone in their ability are the default."""
 AGAIN = "-again"
 """Ends the name of a setting with other seeds, which only the first architecture is trained with: it is compared with
 itself."""
@@ -29,11 +41,22 @@ BUDGET = 4
 """With `until`, a run has at most this many times the steps of a full profile."""
 
 
-def tasks() -> dict[str, str]:
-    """Names of tasks → names of their settings; without text, which has no accuracies."""
-    suffix = f"-{SCALE}"
-    names = {name.removesuffix(suffix): name for name in setting_names() if name.endswith(suffix)}
-    return {task: name for task, name in names.items() if task != TEXT}
+def tasks_of(names: Sequence[str]) -> list[str]:
+    """The tasks of these tasks and abilities, each once; of none: those that a profile has by default. ValueError for
+    any other name."""
+    every = {name for of_ability in ABILITIES.values() for name in of_ability}
+    chosen: list[str] = []
+    for name in names or [ability for ability, of_ability in ABILITIES.items() if len(of_ability) == 1]:
+        if name not in ABILITIES and name not in every:
+            raise unknown("task or ability", name, {*ABILITIES, *every}, "tasks and abilities")
+        chosen += ABILITIES.get(name, [name])
+    return list(dict.fromkeys(chosen))
+
+
+def label_of(setting_name: str) -> str:
+    """`longer-words-micro` → `Longer words`"""
+    words = setting_name.removesuffix(f"-{SCALE}").replace("-", " ")
+    return words[:1].upper() + words[1:]
 
 
 def profile(
@@ -48,8 +71,8 @@ def profile(
 ) -> Experiment:
     """Every architecture on every task. The others are compared with the first architecture.
 
-    task_names: empty: all. seeds: fresh seeds of each architecture; default: as many as verdicts need, or one
-    if quick.
+    task_names: of tasks and abilities (ABILITIES); empty: the abilities with one task. seeds: fresh seeds of each
+    architecture; default: as many as verdicts need, or one if quick.
     quick: the middle rate, and a third of the training. match: as in `canonlm play`. until: a run ends
     when it has that share of the answers right, after at most BUDGET times as many steps. seed_set: as in
     `schema.load`.
@@ -57,20 +80,15 @@ def profile(
     """
     from canonlm.train.build import check, with_complete_name  # imports torch, which pages do not need
 
-    settings_of_tasks = tasks()
-    for name in task_names:
-        if name not in settings_of_tasks:
-            raise unknown("task", name, settings_of_tasks)
+    chosen_tasks = tasks_of(task_names)
     if seeds is not None and not 1 <= seeds <= FIRST_TUNING_SEED:
         raise expected("--seeds", f"an integer from 1 to {FIRST_TUNING_SEED}", seeds)
     if until is not None and quick:
         raise expected("--until", "no value with --quick", f"{until:.0%}")
-    chosen_tasks = list(dict.fromkeys(task_names or settings_of_tasks))
     count = seeds or (1 if quick else MIN_SEEDS)
     settings, panels = {}, []
     for task in chosen_tasks:
-        registered = setting(settings_of_tasks[task])
-        name = settings_of_tasks[task]
+        registered = setting(name := f"{task}-{SCALE}")
         registered = registered if until is None else _longer(registered, until)
         settings[name] = _quick(registered, count) if quick else _tuned(registered, count)
         names = list(dict.fromkeys(with_complete_name(_config(registered, arch)).arch for arch in archs))

@@ -8,7 +8,7 @@ from typing import Literal
 
 from canonlm.experiments import grid
 from canonlm.experiments.outcomes import accuracy, evaluated_every, first_step, score
-from canonlm.experiments.profile import AGAIN, SCALE, runs_of
+from canonlm.experiments.profile import AGAIN, SCALE, label_of, runs_of
 from canonlm.experiments.schema import Experiment, Setting
 from canonlm.runs.groups import write_changes
 from canonlm.runs.load import Run, tokens_of
@@ -210,7 +210,7 @@ def _task(
     visible, needed = _planned(first, others, _seeds(setting), LEVEL / max(1, pairs))
     return TaskProfile(
         TaskInfo(setting.task),
-        setting.task[:1].upper() + setting.task[1:],
+        label_of(name),
         slices,
         chance,
         config.train.steps,
