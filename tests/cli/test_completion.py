@@ -30,7 +30,7 @@ def completed(monkeypatch, capsys):
     [
         ("canonlm pl", ["play", "plan"]),
         ("canonlm play de", ["depo"]),
-        ("canonlm play depo --preset ", ["tiny", "small", "paper"]),
+        ("canonlm play depo --preset sm", ["small"]),
         ("canonlm play depo --arch llama,gla5", ["llama,gla5", "llama,gla5+canon"]),
         ("canonlm train deb", ["debug"]),
         ("canonlm replicate fig1", ["fig10", "fig12", "fig13", "fig14"]),
@@ -42,7 +42,7 @@ def test_completions_of_a_line(completed, line, words):
 
 def test_names_are_those_of_the_registries():
     assert completion.tasks() == sorted(tasks.names())
-    assert completion.presets() == recipes.presets()
+    assert completion.presets() == [*recipes.presets(), *recipes.peers_presets()]
     assert completion.recipes() == [*recipes.recipes()]
     assert completion.experiments() == [*sorted(schema.names()), "all"]
     assert sorted(completion.architectures("")) == sorted(

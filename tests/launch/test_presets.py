@@ -5,7 +5,7 @@ import torch
 
 from canonlm import tasks
 from canonlm.launch.grid import plan
-from canonlm.launch.recipes import PLAYGROUND, load_preset, presets
+from canonlm.launch.recipes import PEERS, PLAYGROUND, load_preset, peers_presets, presets
 from canonlm.models.names import bases
 from canonlm.train.build import build_model
 from canonlm.train.config import resolve
@@ -181,11 +181,24 @@ def test_every_preset_plans_and_builds(tmp_path, task, name, difficulty):
             assert row, "a test window holds at least one whole instance"
 
 
+def test_the_settings_of_peers_fit_and_build():
+    assert peers_presets() == {"zoology-fig2": "recall", "mad-selective": "selective", "group-words": "state"}
+    for name, task in peers_presets().items():
+        for difficulty in read_yaml(PEERS / f"{name}.yaml")[0]["difficulties"]:
+            config = resolve({**load_preset(task, name, difficulty).run, "arch": "gdn2+canon=AB"})
+            assert config.data.seq_len >= config.built_task.max_len
+            assert build_model(config, "meta").module.config.num_hidden_layers == 2
+            if name == "zoology-fig2":  # one sample a row, always with as many pairs
+                lengths = {len(config.built_task.sample("train", 0, index).tokens) for index in range(20)}
+                assert lengths == {config.data.seq_len} == {16 * int(difficulty.removeprefix("pairs-")) + 2}
+
+
 def test_mistakes_name_the_choices():
     for arguments, message in (
         (("deppo", "tiny"), 'unknown task "deppo". Did you mean "depo"?'),
         (("depo", "tinny"), 'unknown preset "tinny". Did you mean "tiny"?'),
         (("depo", "paper", "depo1-226"), 'unknown depo difficulty "depo1-226". Did you mean "depo1-225"?'),
+        (("depo", "zoology-fig2"), "--preset: expected one of depo; `canonlm play recall` has this one, got"),
         (("depo", "tiny", "depo1-225"), "--difficulty only works with --preset paper: the tiny preset of depo"),
     ):
         with pytest.raises(ValueError) as caught:

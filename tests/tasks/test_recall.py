@@ -189,6 +189,11 @@ def test_malformed_samples(settings, text, line):
         ({"value_length": 2, "answers": "hidden"}, "expected 1 with these answers or filler, got 2"),
         ({"grid": True, "filler": "words"}, 'recall.filler: expected "noise" with grid=true, got "words"'),
         ({"noise": 1.0}, "recall.noise: expected a number >= 0 and <= 0.95, got 1"),
+        ({"train_pairs": 17}, "recall.train_pairs: expected an integer from 1 to pairs (16), got 17"),
+        (
+            {"grid": True, "train_pairs": 5},
+            "recall.train_pairs: expected an integer from 1 to pairs (16), a square, got 5",
+        ),
         ({"test_pairs": ["x5"]}, "recall.test_pairs: expected different integers from 1 to 64, or multiples of 16"),
     ],
 )

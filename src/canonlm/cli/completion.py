@@ -9,7 +9,7 @@ RECIPES, FIGURES = PACKAGE / "launch" / "recipes", PACKAGE / "experiments" / "fi
 
 
 def presets() -> list[str]:
-    return ["tiny", "small", "paper"]
+    return ["tiny", "small", "paper", *_stems(RECIPES / "playground" / "peers")]
 
 
 def scales() -> list[str]:

@@ -29,6 +29,8 @@ def tasks() -> None:
     console.print(
         f"\nPresets: {', '.join(later.recipes.presets())}. Run one: canonlm play depo --preset tiny", highlight=False
     )
+    of_peers = ", ".join(f"{task} --preset {name}" for name, task in later.recipes.peers_presets().items())
+    console.print(f"Settings of other papers: {of_peers}", highlight=False)
     console.print(
         "See samples: canonlm data show depo --n 2. A task of yours: canonlm play mine.py:Name", highlight=False
     )

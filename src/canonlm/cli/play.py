@@ -21,10 +21,11 @@ TASK = typer.Argument(
 )
 OVERRIDES = typer.Argument(help="Settings to change in every run, such as train.steps=100.", metavar="KEY=VALUE")
 PRESET = typer.Option(
-    help="tiny: minutes on two CPU cores. small: one GPU. paper: the paper's own settings.",
+    help="tiny: minutes on two CPU cores. small: one GPU. paper: the paper's own settings. Or a setting of another "
+    "paper, such as zoology-fig2: `canonlm tasks` lists them.",
     autocompletion=completion.presets,
 )
-DIFFICULTY = typer.Option(help="For the paper preset: one of the task's named difficulties.")
+DIFFICULTY = typer.Option(help="For presets of papers: one of their named difficulties.")
 ARCH = typer.Option(
     help="Architectures, separated by commas; `canonlm archs` lists them.", autocompletion=completion.architectures
 )

@@ -32,6 +32,7 @@ class Recall(Task):
 
     class Spec(TaskSpec):
         pairs: int = Field(16, ge=1, le=MAX_PAIRS)  # training: n uniform on 1..pairs; in a grid, on its squares
+        train_pairs: int | None = Field(None, ge=1)  # training: n = train_pairs; None: as above
         test_pairs: Sizes = None  # test: n uniform on these; None: 4, 8, 16, … and `pairs`
         keys: Words = 64
         values: Words = 64
@@ -64,6 +65,8 @@ class Recall(Task):
             return [side * side for side in range(1, int(most**0.5) + 1)] if self.grid else []
 
         def training_sizes(self) -> list[int]:
+            if self.train_pairs is not None:
+                return [self.train_pairs]
             return self._squares(self.pairs) or [*range(1, self.pairs + 1)]
 
         @model_validator(mode="after")
@@ -74,6 +77,9 @@ class Recall(Task):
                     raise self.refuse(f"{kind}_length", what, length)
             if self.pairs > (largest := self.possible()[-1]):
                 raise self.refuse("pairs", f"at most {largest}, as there are no more keys or values", self.pairs)
+            if self.train_pairs not in (None, *(self._squares(self.pairs) or range(1, self.pairs + 1))):
+                what = f"an integer from 1 to pairs ({self.pairs}){', a square' if self.grid else ''}"
+                raise self.refuse("train_pairs", what, self.train_pairs)
             longest = max(self.key_length, self.value_length)
             if self.grid and any(int(n**0.5) ** 2 != n for n in self.test_sizes()):
                 raise self.refuse("test_pairs", "square numbers with grid=true", self.test_pairs)

@@ -8,6 +8,7 @@ run: a run's configuration without its architecture (see `canonlm.train.config`)
 difficulties: {name: changes to `run`}   for presets that follow the task's named difficulties; `lrs` of its own, too,
                                          and `of: NAME` for a variant of another difficulty
 
+`playground/peers/PRESET.yaml` repeats the setting of another paper or package, for the task that it names as `task`.
 For a task without such a file, `default.yaml` is used, changed by the `presets` of its class, with windows long enough
 for its longest instance. `text.yaml` is for prepared text.
 """
@@ -23,6 +24,7 @@ from canonlm.train.load_config import merge, read_yaml, your_folder
 
 HERE = Path(__file__).parent
 PLAYGROUND, PUBLISHED = HERE / "playground", HERE / "published"
+PEERS = PLAYGROUND / "peers"
 MULTIPLE = 64  # of tokens, for windows of tasks that have no preset
 TEXT = "text"  # in place of a task: prepared text
 
@@ -38,7 +40,13 @@ class Preset:
 
 
 def presets() -> list[str]:
-    return [name for name in ("tiny", "small", "paper") if (PLAYGROUND / name).is_dir()]
+    """Those that every task has."""
+    return ["tiny", "small", "paper"]
+
+
+def peers_presets() -> dict[str, str]:
+    """Presets of one task → its name."""
+    return {file.stem: read_yaml(file)[0]["task"] for file in sorted(PEERS.glob("*.yaml"))}
 
 
 def load_preset(task: str, name: str, difficulty: str | None = None) -> Preset:
@@ -48,9 +56,14 @@ def load_preset(task: str, name: str, difficulty: str | None = None) -> Preset:
         what = f"one task; commands with the same --out add to one page: {'; '.join(commands)}"
         raise expected("TASK", what, task)
     cls = tasks.find(task) if task != TEXT else None
-    if name not in presets():
-        raise unknown("preset", name, presets())
     file = PLAYGROUND / name / f"{task}.yaml"
+    if name not in presets():
+        of_peers = peers_presets()
+        if (its_task := of_peers.get(name)) is None:
+            raise unknown("preset", name, [*presets(), *of_peers])
+        if its_task != task:
+            raise expected("--preset", f"one of {task}; `canonlm play {its_task}` has this one", name)
+        file = PEERS / f"{name}.yaml"
     if cls is None:
         return _of_text(name, difficulty, file)
     raw = read_yaml(file)[0] if task in tasks.names() and file.is_file() else _default(cls, name, difficulty)
