@@ -5,6 +5,7 @@ from itertools import groupby, pairwise
 from math import cos, pi, sin
 from pathlib import Path
 
+import draw_sequences
 from svg import BLUE, EDGE, GREEN, INK, LETTER, LINE, MUTED, ORANGE, WIDTH, Point, Sheet
 
 from canonlm import tasks
@@ -275,6 +276,7 @@ def _depth(node: dict) -> int:
 
 
 DRAWINGS = {drawing.__name__: drawing for drawing in (brevo, capo, copying, depo, lano, mano, mqar)}
+DRAWINGS |= draw_sequences.DRAWINGS
 
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
