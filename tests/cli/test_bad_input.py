@@ -113,7 +113,7 @@ MISTAKES = [
     ("doctor --json no/x.json", "--json: expected a file in a folder that exists"),
     ("plan Llama-8B-Nemo-1T-lr0.002 --gpu h10", 'unknown GPU "h10". Did you mean "h100"? GPUs: a10, a100-40,'),
     ("plan Llama-8B-Nemo-1T-lr0.02", 'unknown recipe "Llama-8B-Nemo-1T-lr0.02". Did you mean'),
-    ("plan Llama-8B-Nemo-1T-lr0.002 --gpus 0", "--gpus: expected an integer >= 1, got 0"),
+    ("plan Llama-8B-Nemo-1T-lr0.002 --gpus 0", '--gpus: expected integers >= 1, separated by commas, got "0"'),
     ("plan Llama-8B-Nemo-1T-lr0.002 --mfu 40", "--mfu: expected a number > 0 and <= 1, got 40.0"),
     ("plan Llama-8B-Nemo-1T-lr0.002 train.stepz=1", 'unknown setting "train.stepz". Did you mean "train.steps"?'),
     ("plan Llama-8B-Nemo-1T-lr0.002 --gpus 5", "train.batch_size: expected a multiple of 5"),

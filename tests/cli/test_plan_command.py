@@ -47,6 +47,35 @@ def test_a_published_run(capsys):
     assert parts["optimizer"] == pytest.approx(8 * 1_364_396_032 / 128 / 2**30, abs=0.01)
 
 
+def test_what_a_step_sends(capsys):
+    """By hand, for a Llama of 24 layers on 128 GPUs: FSDP gathers blocks twice and the rest once, in bfloat16."""
+    run = load(find("Llama-1B-Nemo-1T-lr0.002"), [QUICK])
+    plan = make_plan(run, 128, "h100")
+    ends = 2 * 32000 * 2048 + 2048
+    blocks, others = plan.parameters - ends, 127 / 128
+    assert plan.traffic.gathers == pytest.approx(plan.accumulation * 2 * (2 * blocks + ends) * others)
+    assert plan.traffic.reductions == pytest.approx(4 * plan.parameters * others)
+    assert plan.traffic.copies == plan.traffic.tensor_parallel == 0
+    total = plan.traffic.total
+    assert plan.sending == pytest.approx(total / 400e9)  # eight links of 50 GB/s a machine, less than NVLink
+    assert make_plan(run, 8, "h200").sending == pytest.approx(make_plan(run, 8, "h200").traffic.total / 450e9)
+    copies = make_plan(load(find("Llama-1B-Nemo-1T-lr0.002"), [QUICK, "parallel.dp_replicate=16"]), 128, "h100")
+    assert copies.traffic.copies == pytest.approx(4 * plan.parameters / 8 * 2 * 15 / 16)
+    within = (copies.traffic.gathers + copies.traffic.reductions) / 450e9
+    assert copies.sending == pytest.approx(within + copies.traffic.copies / 50e9)  # a GPU's own link
+
+
+def test_several_numbers_of_gpus(capsys):
+    name = "LlamaCanon-8B-Nemo-1T-lr0.003"
+    assert main(["plan", name, "--gpus", "8,64,1024", QUICK]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines if line.startswith("│")] == ["64"]
+    assert lines[-2].startswith("8 GPUs: memory: expected at most 72.0 GiB of a GPU (h100)")
+    assert lines[-1].startswith("1,024 GPUs: train.batch_size: expected a multiple of 1024")
+    assert main(["plan", name, "--gpus", "1000,1024", QUICK]) == 2
+    assert capsys.readouterr().err == "canonlm: --gpus: none of 1000, 1024 is possible\n"
+
+
 def test_a_task(capsys):
     """A block for each architecture, and the sum over all that `canonlm play` runs of it."""
     assert main(["plan", "copying", "--preset", "small", "--arch", "llama,gdn2", QUICK, "train.steps=100"]) == 0

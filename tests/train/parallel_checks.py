@@ -8,6 +8,7 @@ after this many seconds and then prints where it was.
 
 import faulthandler
 import json
+import math
 import os
 import sys
 import time
@@ -32,6 +33,7 @@ from canonlm.train.config import resolve
 from canonlm.train.mesh import world_of
 from canonlm.train.optim import build_optimizer
 from canonlm.train.sharding import last_micro_batch, parallelize
+from canonlm.train.traffic import traffic
 
 SIZES = {"vocab_size": 62, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 MAMBA = {"mixers": ["mamba2"], "mamba_state_size": 8, "mamba_n_groups": 2, "initializer": "normal"}
@@ -243,6 +245,23 @@ def count_reductions(step):
     return sum(event.name == "c10d::_reduce_scatter_base_" for event in profile.events())
 
 
+def sends(world, **layout):
+    """Bytes of weights and gradients as the plan has them, but for FSDP's padding."""
+    config = run_config(micro_batch_size=1, **layout)
+    run = Trained(FAMILIES["llama"], config, world)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
+        run.gradients(0)
+    counted = {
+        name: 4 * sum(math.prod(max(e.input_shapes[:2])) for e in profile.events() if e.name == f"c10d::{name}_base_")
+        for name in ("_allgather", "_reduce_scatter")
+    }
+    with torch.device("meta"):
+        planned = traffic(decoder(CanonLMConfig(**SIZES | FAMILIES["llama"]), "meta"), config, world.size, 1)
+    shards = world.size // (world.tp * config.parallel.dp_replicate)
+    for kind, expected in (("_allgather", planned.gathers), ("_reduce_scatter", planned.reductions)):
+        assert abs(counted[kind] * (shards - 1) / shards / expected - 1) < 0.02, (kind, counted, planned)
+
+
 def repeats(world, **layout):
     """With the same seed and world, losses and weights are equal to the bit."""
     first, second = (Trained(FAMILIES["llama"], run_config(**layout), world) for _ in range(2))
@@ -313,6 +332,7 @@ GROUPS: dict[str, tuple[int, dict[tuple[int, int], Checks]]] = {
                 *((computes_in_bf16, family) for family in ("llama", "mamba2")),
                 *((recomputes, mode) for mode in ("selective", "full")),
                 (accumulates,),
+                (sends,),
                 (repeats,),
                 (talks,),
                 (compiles, "tied"),
@@ -335,6 +355,7 @@ GROUPS: dict[str, tuple[int, dict[tuple[int, int], Checks]]] = {
                 *((starts_alike, family) for family in ("hybrid", "moe", "tied")),
                 (follows, "gdn"),
                 (accumulates,),
+                (sends,),
                 (repeats,),
                 (talks,),
             ],

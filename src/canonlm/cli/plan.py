@@ -2,15 +2,17 @@
 
 import copy
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from canonlm.cli import completion, later
 from canonlm.cli.options import TrustRecipe, started
 from canonlm.cli.status import doing, load_torch, say
 from canonlm.core import user_code
-from canonlm.core.errors import closest, shown
+from canonlm.core.errors import closest, expected, shown
 
 OVERRIDES = typer.Argument(help="Settings to change, such as parallel.tp=2.", metavar="KEY=VALUE")
 WHAT = typer.Argument(
@@ -21,7 +23,10 @@ WHAT = typer.Argument(
 PRESET = typer.Option(help="For a task: tiny, small or paper.", autocompletion=completion.presets)
 DIFFICULTY = typer.Option(help="For a task: one of its named difficulties.")
 ARCH = typer.Option(help="For a task: architectures, separated by commas.", autocompletion=completion.architectures)
-GPUS = typer.Option(help="How many GPUs. Default: 8; for a task 1.")
+GPUS = typer.Option(
+    help="How many GPUs. Default: 8; for a task 1. Several numbers, such as 8,64,512: a table.", metavar="N[,N…]"
+)
+NETWORK = typer.Option(help="GB/s that a GPU can send to those of other machines (of eight GPUs).")
 GPU = typer.Option(help="Which kind: a100-80, h100, h200, …")
 MFU = typer.Option(help="The share of the GPUs' peak that training will reach.")
 
@@ -29,28 +34,48 @@ MFU = typer.Option(help="The share of the GPUs' peak that training will reach.")
 def plan(
     what: Annotated[str, WHAT],
     overrides: Annotated[list[str] | None, OVERRIDES] = None,
-    gpus: Annotated[int | None, GPUS] = None,
+    gpus: Annotated[str | None, GPUS] = None,
     gpu: Annotated[str, GPU] = "h100",
     mfu: Annotated[float, MFU] = 0.4,
+    network: Annotated[float, NETWORK] = 50.0,
     preset: Annotated[str, PRESET] = "tiny",
     difficulty: Annotated[str | None, DIFFICULTY] = None,
     arch: Annotated[str, ARCH] = "llama,llama+canon",
     trust: TrustRecipe = False,
 ) -> None:
-    """Predict a run's tokens, FLOPs, memory per GPU, largest micro-batch and time.
+    """Predict a run's tokens, FLOPs, memory per GPU, largest micro-batch, traffic and time.
 
     Nothing is started. No GPU is needed and, if the recipe has `model.vocab_size`, no text. A run that does not fit, or
     cannot be divided over the GPUs, is an error. For a task: a run of each architecture, and all runs of
     `canonlm play`.
     """
-    if what in later.tasks.names() or user_code.is_reference(what):
-        _plan_task(what, overrides or [], 1 if gpus is None else gpus, gpu, mfu, preset, difficulty, arch)
+    of_task = what in later.tasks.names() or user_code.is_reference(what)
+    counts = _counts(gpus or ("1" if of_task else "8"))
+    machines = Machines(gpu, mfu, network)
+    if of_task:
+        if len(counts) > 1:
+            raise expected("--gpus", "one number for a task", gpus)
+        _plan_task(what, overrides or [], counts[0], machines, preset, difficulty, arch)
     else:
-        _plan_recipe(what, overrides or [], 8 if gpus is None else gpus, gpu, mfu, trust)
+        _plan_recipe(what, overrides or [], counts, machines, trust)
+
+
+class Machines(NamedTuple):
+    gpu: str
+    mfu: float
+    network: float
+
+
+def _counts(text: str) -> list[int]:
+    """`8,64` → [8, 64]"""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise expected("--gpus", "integers >= 1, separated by commas", text)
+    return [int(part) for part in parts]
 
 
 def _plan_task(
-    task: str, overrides: list[str], gpus: int, gpu: str, mfu: float, preset: str, difficulty: str | None, archs: str
+    task: str, overrides: list[str], gpus: int, machines: Machines, preset: str, difficulty: str | None, archs: str
 ) -> None:
     chosen = later.recipes.load_preset(task, preset, difficulty)
     raw = copy.deepcopy(chosen.run)
@@ -60,9 +85,9 @@ def _plan_task(
     ]
     load_torch()
     for run in runs:
-        _show(f"{run.arch} on {chosen.difficulty or chosen.task}, {preset}", run, gpus, gpu, mfu)
+        _show(f"{run.arch} on {chosen.difficulty or chosen.task}, {preset}", run, gpus, machines)
     repeats = len(chosen.lrs) * chosen.seeds
-    total = later.plan.cost([run for run in runs for _ in range(repeats)], gpu, mfu)
+    total = later.plan.cost([run for run in runs for _ in range(repeats)], machines.gpu, machines.mfu)
     rates = f"{len(chosen.lrs)} learning rates x {chosen.seeds} seeds"
     say(f"all {total.runs} runs, {rates} for each architecture")
     say(f"  {'tokens':<15} {total.tokens:,}")
@@ -70,7 +95,7 @@ def _plan_task(
     say(f"  {'time':<15} {_duration(total.hours * later.plan.HOUR / later.plan.DAY / gpus)}")
 
 
-def _plan_recipe(recipe: str, overrides: list[str], gpus: int, gpu: str, mfu: float, trust: bool) -> None:
+def _plan_recipe(recipe: str, overrides: list[str], counts: list[int], machines: Machines, trust: bool) -> None:
     try:
         path = later.recipes.find(recipe)
     except ValueError as error:
@@ -86,12 +111,43 @@ def _plan_recipe(recipe: str, overrides: list[str], gpus: int, gpu: str, mfu: fl
 
     with doing("reading the text and building the model"):
         run = later.plan.with_vocabulary(loaded.checked(check))
-    _show(path.stem, run, gpus, gpu, mfu)
+    if len(counts) == 1:
+        _show(path.stem, run, counts[0], machines)
+    else:
+        _show_several(path.stem, run, counts, machines)
 
 
-def _show(name: str, run: "later.config.RunConfig", gpus: int, gpu: str, mfu: float) -> None:
+def _show_several(name: str, run: "later.config.RunConfig", counts: list[int], machines: Machines) -> None:
+    """A row for each number of GPUs, or why it cannot be."""
+    head = ("GPUs", "at a time", "memory", "sent a step", "sending", "computing", "days", "GPU hours")
+    table = Table(*head, title=f"{name} on {machines.gpu}, {machines.mfu:.0%} of the peak", title_justify="left")
+    refused = []
+    for gpus in counts:
+        try:
+            with doing(f"estimating {gpus:,} GPUs"):
+                planned = later.plan.make_plan(run, gpus, *machines)
+        except ValueError as error:
+            refused.append(f"{gpus:,} GPUs: {error}")
+            continue
+        times = f" x {planned.accumulation:,}" if planned.accumulation > 1 else ""
+        days = planned.days * max(planned.computing, planned.sending) / planned.computing
+        table.add_row(
+            f"{gpus:,}", f"{planned.micro_batch:,}{times}", later.plan.readable(planned.memory.total),
+            f"{planned.traffic.total / 1e9:,.1f} GB", f"{planned.sending:.3g} s", f"{planned.computing:.3g} s",
+            f"{days:,.1f}", f"{days * 24 * gpus:,.0f}",
+        )  # fmt: skip
+    if table.row_count:
+        Console(width=max(100, Console().width)).print(table)
+        say("days: of computing or of sending, whichever takes longer: if both happen at the same time")
+    say("\n".join(refused))
+    if not table.row_count:
+        raise ValueError(f"--gpus: none of {', '.join(map(str, counts))} is possible")
+
+
+def _show(name: str, run: "later.config.RunConfig", gpus: int, machines: Machines) -> None:
+    gpu, mfu = machines.gpu, machines.mfu
     with doing("estimating memory and FLOPs"):
-        planned = later.plan.make_plan(run, gpus, gpu, mfu)
+        planned = later.plan.make_plan(run, gpus, *machines)
     train, parallel = run.train, run.parallel
     layout = [f"weights and optimizer over {planned.shards}"]
     layout += [f"in {parallel.dp_replicate} copies"] * (parallel.dp_replicate > 1)
@@ -108,6 +164,7 @@ def _show(name: str, run: "later.config.RunConfig", gpus: int, gpu: str, mfu: fl
         "windows": f"{planned.windows:,} per GPU, {planned.micro_batch:,} at a time" + times,
         "memory": f"{later.plan.readable(planned.memory.total)} of {later.plan.readable(planned.usable)} per GPU",
         **{f"  {part}": later.plan.readable(size) for part, size in asdict(planned.memory).items()},
+        **_sent(planned, gpus),
         "time": f"{_duration(planned.days)} at {mfu:.0%} of {planned.peak / 1e12:,.0f} TFLOP/s",
     }
     if planned.width:
@@ -115,6 +172,18 @@ def _show(name: str, run: "later.config.RunConfig", gpus: int, gpu: str, mfu: fl
     say(f"{name} on {gpus:,} x {gpu}")
     for row, text in rows.items():
         say(f"  {row:<15} {text}")
+
+
+def _sent(planned: "later.plan.Plan", gpus: int) -> dict[str, str]:
+    if gpus == 1:
+        return {}
+    parts = {
+        "weights": planned.traffic.gathers, "gradients": planned.traffic.reductions + planned.traffic.copies,
+        "activations": planned.traffic.tensor_parallel,
+    }  # fmt: skip
+    listed = ", ".join(f"{size / 1e9:,.2f} GB {kind}" for kind, size in parts.items() if size)
+    together = f"{planned.computing:.3g} s of computing a step, {planned.sending:.3g} s of sending"
+    return {"traffic": f"each GPU sends {listed} a step", "step": f"{together}: about the larger if they overlap"}
 
 
 def _state(state: "later.state.State | None") -> str:

@@ -23,6 +23,7 @@ from canonlm.train.flops import GPUS, flops_per_token, peak_flops_of
 from canonlm.train.memory import Device, Memory
 from canonlm.train.mesh import check_layout
 from canonlm.train.optim import build_optimizer
+from canonlm.train.traffic import NETWORK, Traffic, traffic
 
 USABLE = 0.9
 """The usable share of a GPU's memory; the rest is for memory that `canonlm.train.memory` leaves out."""
@@ -51,6 +52,9 @@ class Plan:
     usable: float  # of a device's memory, in bytes
     peak: float  # of a device, FLOP/s
     days: float
+    traffic: Traffic  # of a device, in a step
+    sending: float  # seconds of a step, if nothing else happened meanwhile
+    computing: float  # the same
     width: str  # advice on the MLP's width, if any
     state: State | None  # of one sequence of data.seq_len tokens
 
@@ -213,12 +217,15 @@ def with_vocabulary(run: RunConfig) -> RunConfig:
     return data.complete(run) if run.model.vocab_size is None else run
 
 
-def make_plan(run: RunConfig, gpus: int, gpu: str, mfu: float = MFU) -> Plan:
+def make_plan(run: RunConfig, gpus: int, gpu: str, mfu: float = MFU, network: float = NETWORK) -> Plan:
     """The plan with the run's `parallel.micro_batch_size`, or else the largest that fits. `mfu`: the share of the peak
-    that training reaches. ValueError: no such GPU, a layout that does not divide, or a run that cannot fit."""
+    that training reaches; network: GB/s of a GPU to those of other machines, in each direction. Days are of computing
+    alone. ValueError: no such GPU, a layout that does not divide, or a run that cannot fit."""
     _check(gpu, mfu)
     if gpus < 1:
         raise expected("--gpus", "an integer >= 1", gpus)
+    if network <= 0:
+        raise expected("--network", "a number > 0, in GB/s", network)
     check_layout(run, gpus)
     model = build_model(run, "meta")
     model.check_tensor_parallel(run.parallel.tp)
@@ -230,10 +237,13 @@ def make_plan(run: RunConfig, gpus: int, gpu: str, mfu: float = MFU) -> Plan:
         raise ValueError(_does_not_fit(run, memory, usable, micro_batch, gpu))
     tokens = tokens_of(run)
     per_token, peak = flops_per_token(model, run.data.seq_len), peak_flops_of(gpu, run.train.precision)
+    sent = traffic(model, run, gpus, micro_batch)
+    seconds = tokens * per_token / (gpus * peak * mfu)
     return Plan(
         parameters=model.num_parameters, tokens=tokens, flops_per_token=per_token, shards=device.shards,
         windows=device.windows, micro_batch=micro_batch, memory=memory, usable=usable, peak=peak,
-        days=tokens * per_token / (gpus * peak * mfu) / DAY, state=model.state(run.data.seq_len),
+        days=seconds / DAY, computing=seconds / run.train.steps, traffic=sent,
+        sending=sent.seconds(run, gpus, gpu, network), state=model.state(run.data.seq_len),
         width=slow_width(run, model),
     )  # fmt: skip
 

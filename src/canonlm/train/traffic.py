@@ -1,0 +1,73 @@
+"""What the devices of a run send each other in a training step, computed from the layout before anything is started.
+
+FSDP gathers a block's weights before its forward and again before its backward, for each micro-batch; those outside
+blocks (embedding, last norm, head) once, as they are kept between the two. Gradients are reduced in float32, once a
+step. With copies (`parallel.dp_replicate`), their shards are then summed over the copies. In a tensor-parallel group,
+the mixer and the MLP of a layer each sum their output, and in the backward pass the gradient of their input.
+
+Left out: norms of gradients and losses (bytes), data, checkpoints, the logits' sums over a tensor-parallel group.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from canonlm.models.interface import LanguageModel
+from canonlm.train.config import RunConfig
+from canonlm.train.flops import GPUS
+
+MACHINE = 8
+"""Devices of one machine."""
+
+NETWORK = 50.0
+"""GB/s between machines in each direction, by device: 400 Gbit/s."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that a device sends in a step, by kind; as many arrive."""
+
+    gathers: float  # of weights
+    reductions: float  # of gradients, within a copy
+    copies: float  # of gradients, over copies
+    tensor_parallel: float  # of activations
+
+    @property
+    def total(self) -> float:
+        return self.gathers + self.reductions + self.copies + self.tensor_parallel
+
+    def seconds(self, run: RunConfig, devices: int, gpu: str, network: float = NETWORK) -> float:
+        """The time of all of it, one after another at the full speed of the links. network: GB/s by device."""
+        tp, copies = run.parallel.tp, run.parallel.dp_replicate
+        shards = devices // (tp * copies)
+
+        def speed(apart: int, size: int) -> float:
+            """Bytes per second of a group of `size` devices with numbers that are `apart`."""
+            link = GPUS[gpu].link
+            on_one_machine = apart * size <= MACHINE
+            return 1e9 * (link if on_one_machine else min(link, network * max(1, MACHINE // apart)))
+
+        within = (self.gathers + self.reductions) / speed(tp, shards)
+        return within + self.copies / speed(tp * shards, copies) + self.tensor_parallel / speed(1, tp)
+
+
+def traffic(model: LanguageModel, run: RunConfig, devices: int, micro_batch: int) -> Traffic:
+    """model: complete, on the meta device. micro_batch: windows of a device at a time."""
+    parallel = run.parallel
+    part = model.part_of(parallel.tp)
+    shards = devices // (parallel.tp * parallel.dp_replicate)
+    times = run.train.batch_size * parallel.tp // devices // micro_batch
+    itemsize = 2 if run.train.precision == "bf16" else 4
+    in_blocks = sum(p.numel() for block in part.blocks.values() for p in block.parameters())
+    trained = sum(p.numel() for p in part.module.parameters() if p.requires_grad)
+    gathered = 2 * in_blocks + (part.num_parameters - in_blocks)
+    others = (shards - 1) / shards
+    copies, group = parallel.dp_replicate, parallel.tp
+    head: Any = model.module.get_output_embeddings().weight
+    sums = (6 if parallel.activation_checkpointing == "full" else 4) * len(part.blocks) + 2
+    tokens = run.train.batch_size * group // devices * run.data.seq_len
+    return Traffic(
+        gathers=times * itemsize * gathered * others,
+        reductions=4 * trained * others,
+        copies=4 * trained / shards * 2 * (copies - 1) / copies,
+        tensor_parallel=sums * tokens * head.shape[1] * itemsize * 2 * (group - 1) / group if group > 1 else 0.0,
+    )
