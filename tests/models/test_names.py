@@ -94,6 +94,7 @@ def test_resolving_does_not_change_the_table():
         ("llama+rope=0.5x", "+rope: expected a share from 0 to 1 of each head"),
         ("llama+alibi=soft", '+alibi: expected no value or +alibi=hard, got "soft"'),
         ("gla5+sink", 'arch: expected an attention layer for +sink, as in llama or gla5.llama, got "gla5+sink"'),
+        ("mamba3+rope=0.5", "arch: expected an attention layer for +rope, as in llama or mamba3.llama"),
         ("mamba2+window=512", "arch: expected an attention layer for +window, as in llama or mamba2.llama"),
         ("llama+gate=2", '+gate: expected no value, got "2"'),
         *(
@@ -154,6 +155,7 @@ OPTIONS = {
     "deltaproduct": {"steps": st.integers(1, 3), "negative_eigenvalues": st.booleans()},
     "rwkv7": {"key_head_dim": st.sampled_from([8, 16]), "gate_rank": st.sampled_from([4, 32])},
     "mamba2": {"state_size": st.sampled_from([64, 128]), "n_groups": st.sampled_from([1, 2])},
+    "mamba3": {"state_size": st.sampled_from([64, 128]), "mimo_rank": st.integers(1, 3)},
     "retention": {"output_gate": st.booleans()},
 }
 
@@ -230,7 +232,7 @@ def test_a_name_determines_everything_but_sizes(config):
             "gdn2.gdn2.llama+canon=E:smear,KV:k2",
             "llama+canon:id",
         ),
-        *("llama{canon_sets=[A:k3;D,A]}",),
+        *("llama{canon_sets=[A:k3;D,A]}", "mamba3+canon=ABCD", "mamba3.llama", "mamba3{canon_sets=[AbCD]}"),
         *("llama+canon:k3:nores", "llama+canon=AC:silu:frozen", "gla5{clamp_min=-0.5}+canon"),
         *("gla5{num_heads=2}.llama", "llama{canon_sets=[A,ABCD]}", "llama{num_key_value_heads=2}+canon+qknorm"),
     ],

@@ -140,6 +140,17 @@ def test_chunks_of_ssd(groups):
     assert made == T * recurrence_of("mamba2", num_heads=H, n_groups=groups, state_size=K, head_dim=V)
 
 
+@pytest.mark.parametrize("rank", [1, 3])
+def test_chunks_of_mamba3(rank):
+    """The SSD of all inputs; then each query meets the token's own inputs, and the earlier ones that come after it."""
+    pairs = rank * rank + rank * (rank - 1) // 2
+    time = CHUNK * rank
+    inputs = random(1, time, H, K), random(1, time, H, K), random(1, time, H, V), -random(1, time, H).abs()
+    made = counted(lambda: ssd._forward._init_fn(*inputs, None, random(1, H, V, K), CHUNK))
+    own = recurrence_of("mamba3", num_heads=H, state_size=K, head_dim=V, mimo_rank=rank)
+    assert made + CHUNK * pairs * 2 * H * (K + V) == CHUNK * own
+
+
 def test_a_recurrent_mixer_counts_its_recurrence():
     config = config_of("gdn2.llama")
     parts = model_of(config).forward_flops(T)
@@ -214,7 +225,16 @@ def run_of(config, seq_len, device="auto", **parallel):
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
 @pytest.mark.parametrize(
     "name",
-    ["llama+canon", "gla5+canon", "gdn2+canon", "mamba2+canon", "kda+canon", "deltaproduct2+canon", "rwkv7+canon"],
+    [
+        "llama+canon",
+        "gla5+canon",
+        "gdn2+canon",
+        "mamba2+canon",
+        "kda+canon",
+        "deltaproduct2+canon",
+        "rwkv7+canon",
+        "mamba3+canon",
+    ],
 )
 def test_activation_memory_equals_the_measured_one(name, checkpointing, monkeypatch):
     """Measured in another way: the tensors of a real bfloat16 forward that are alive after it."""

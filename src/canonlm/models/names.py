@@ -378,7 +378,11 @@ def _canon_of(config: CanonLMConfig) -> str:
 
 def _complete(config: CanonLMConfig, names: Mapping[str, str]) -> str | None:
     """The name with these bases, by mixer; fields that no modifier sets are in braces. None if there is none."""
-    known, canon = bases(), _canon_of(config)
+    known = bases()
+    added = any(
+        SHORT_CONV in config.sites(i) and not known[names[x]][1].short_conv for i, x in enumerate(config.mixers)
+    )
+    canon = "" if added else _canon_of(config)  # no modifier adds a short convolution: canon_set in braces does
     layers = [
         (names[mixer], mixer, known[names[mixer]][1].short_conv and SHORT_CONV not in config.sites(i))
         for i, mixer in enumerate(config.mixers)
