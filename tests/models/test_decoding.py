@@ -45,6 +45,7 @@ MODELS |= {
         **{"mixers": ["mamba3", "attention"], "mixer_options": {"mamba3": {"state_size": 8, "mimo_rank": 2}}},
         "canon_sets": ["", "A"],
     },
+    "attnres": {"mixers": ["gla", "attention"], "attention_residuals": True, "canon_sets": ["bO", "ABCD"]},
     "attention-last": {"mixers": ["gla", "gla", "attention"], "num_hidden_layers": 3, "canon_sets": ["b", "Ab", "A"]},
     "alibi": {"alibi": "alibi", "canon_set": "AC"},
     "hard-alibi": {"alibi": "hard", "canon_set": "ABCD"},

@@ -22,7 +22,7 @@ from canonlm.train import flops, memory
 from canonlm.train.config import resolve
 from canonlm.train.recompute import recomputed
 
-NAMES = [*names.bases(), "llama+canon+qknorm", "llama+gate", "gla5+canon", "gdn2.llama+canon"]
+NAMES = [*names.bases(), "llama+canon+qknorm", "llama+gate", "llama+attnres", "gla5+canon", "gdn2.llama+canon"]
 
 
 def config_of(name, **sizes):
@@ -247,7 +247,7 @@ def test_activation_memory_equals_the_measured_one(name, checkpointing, monkeypa
     rotary = rotary_table(torch.arange(seq_len)[None], config.rope_dim, config.rope_theta, torch.bfloat16)
     with Alive(block) as alive, torch.autocast("cpu", torch.bfloat16):
         h = torch.randn(2, seq_len, 128, dtype=torch.bfloat16).requires_grad_()
-        y, _ = forward(h, Layout(), None, rotary)
+        y, *_ = forward(h, Layout(), None, rotary)
     held = alive.bytes() - y.nbytes
     monkeypatch.setattr(mixers.gdn, "CPU_CHUNK", CHUNK)  # this forward runs on a CPU
     run = run_of(config, seq_len, "cpu", activation_checkpointing=checkpointing)
@@ -256,6 +256,17 @@ def test_activation_memory_equals_the_measured_one(name, checkpointing, monkeypa
     [(estimate, everything)] = device.kept.values()
     assert 2 * estimate == pytest.approx(held, rel=0.05)
     assert (estimate == everything) == (checkpointing == "none")
+
+
+def test_attention_residuals_keep_two_outputs_of_a_block():
+    plain, ours = (
+        memory.Device(model_of(config), run_of(config, 64, activation_checkpointing="full"), devices=2)
+        for config in map(config_of, ("llama", "llama+attnres"))
+    )
+    for device in (plain, ours):
+        device.memory(1)
+    kept = {estimate for estimate, _ in ours.kept.values()}
+    assert kept == {2 * estimate for estimate, _ in plain.kept.values()}
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ GROUPS = {
     "modifiers": {
         *("mixers", "canon_set", "canon_sets", *OF_CANON),
         *("qk_norm", "rope_dim", "rope_heads", "alibi", "mlp", "hidden_act"),
-        *("attention_gate", "attention_sink", "sliding_window"),
+        *("attention_gate", "attention_sink", "sliding_window", "attention_residuals"),
     },
     "training": {
         *("initializer", "initializer_range", "init_base_std", "init_std_factor"),
@@ -209,6 +209,12 @@ MODIFIERS = {
         _window,
         lambda config: False if config.sliding_window is None else str(config.sliding_window),
         of_attention=True,
+    ),
+    "attnres": _named(
+        "attnres",
+        "each mixer and MLP reads a softmax mean of all outputs before it, not their sum (arXiv 2603.15031)",
+        "attention_residuals",
+        {None: True},
     ),
     "mlp": _named(
         "mlp",

@@ -125,8 +125,8 @@ class Mamba3(RecurrentMixer):
         )
 
     def angles(self, rates_BTS: Tensor | None, dt_BTH: Tensor, before: Tensor | float) -> Tensor:
-        """`[B, T, H, S]`, summed in float64: a float32 loses a digit of the angle every few hundred tokens. Documents
-        need no start from zero, as only differences of angles matter."""
+        """`[B, T, H, S]`, summed in float64: a long sum in float32 has no digits left for the angle. Documents need no
+        start from zero, as only differences of angles matter."""
         if rates_BTS is None:
             return dt_BTH.new_zeros(*dt_BTH.shape, 0)
         turns = math.pi * dt_BTH[..., None] * at_least_float32(rates_BTS).tanh()[:, :, None]
