@@ -35,6 +35,8 @@ from canonlm.models.names import GROUPS as FIELD_GROUPS
         ("llama+alibi", {"alibi": "alibi"}),
         ("llama+alibi=hard+canon=A", {"alibi": "hard", "canon_set": "A"}),
         ("llama+attnres", {"attention_residuals": True}),
+        ("mamba2-conv{head_dim=16}", {"mixers": ["mamba2"], "mixer_options": {"mamba2": {"head_dim": 16}}}),
+        ("gdn2.llama{head_dim=16}", {"mixers": ["gdn", "attention"], "head_dim": 16, "canon_sets": ["b", ""]}),
         ("llama+gate+sink", {"attention_gate": True, "attention_sink": True}),
         ("gdn2-conv.llama+window=512", {"mixers": ["gdn", "attention"], "sliding_window": 512}),
         ("llama+mlp=standard+relu2", {"mlp": "standard", "hidden_act": "relu2"}),
@@ -112,6 +114,11 @@ def test_resolving_does_not_change_the_table():
         ("llama+rope=0.5:nores", "+rope: expected a share from 0 to 1 of each head"),
         ("gla5{num_head=2}", 'unknown setting of gla5 "num_head". Did you mean "num_heads"?'),
         ("llama{hidden_size=2}", 'unknown setting of llama "hidden_size".'),
+        *(
+            (f"{base}{{{key}=16}}", f"arch: expected an attention layer to read {key}, as in llama or {base}.llama")
+            for base, key in (("gdn2", "head_dim"), ("rwkv7", "head_dim"), ("mamba3", "num_key_value_heads"))
+        ),
+        ("gla5.gdn2{rope_theta=16}", "arch: expected an attention layer to read rope_theta, as in llama or gdn2.llama"),
         ("llama{rope_theta}", 'arch: expected fields such as {num_heads=4,num_key_value_heads=2}, got "rope_theta"'),
         ("gla5{num_heads=2}.gla5", "arch: expected one kind of gla in all layers"),
         ("gla5.gla", "arch: expected one kind of gla in all layers"),

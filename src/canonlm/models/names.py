@@ -265,6 +265,10 @@ def resolve(arch: str, *, hidden_size: int, num_heads: int, head_dim: int | None
         if MODIFIERS[modifier].of_attention and not any(base.mixer.attends for base in layers):
             raise expected("arch", f"an attention layer for +{modifier}, as in llama or {layers[0].name}.llama", arch)
         fields |= MODIFIERS[modifier].read(added[modifier], head_dim, num_heads)
+    if not any(base.mixer.attends for base in layers):
+        for base in layers:
+            for key in sorted(base.settings.keys() & GROUPS["attention"] - base.options.keys()):
+                raise expected("arch", f"an attention layer to read {key}, as in llama or {base.name}.llama", arch)
     mixers = [base.mixer.name for base in layers]
     if mixers != ["attention"]:
         fields["mixers"] = mixers
