@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import rms_norm
 from torch.testing import assert_close
 
-from canonlm import CanonLMConfig
+from canonlm import CanonLMConfig, CanonLMForCausalLM
 from canonlm.models import tensor_parallel
 
 IDS = torch.arange(36).reshape(2, 18) * 7 % 61
@@ -20,7 +20,7 @@ CLOSE = {"atol": 1e-10, "rtol": 0}
 
 
 def read_and_made(model):
-    """What each reader reads, and what the embedding, the mixers and the MLPs make, in order, as they run."""
+    """The inputs of all readers, and the outputs of the embedding, mixers and MLPs, in the order in which they run."""
     read, made = [], []
     decoder = model.model
     norms = [
@@ -43,11 +43,11 @@ def read_and_made(model):
 def test_what_is_read_is_a_softmax_over_the_outputs_before(small_model, kind):
     model = small_model(attention_residuals=True, **MODELS[kind])
     read, made = read_and_made(model)
-    queries = [module.query for name, module in model.named_modules() if name.endswith("residual")]
-    last = queries.pop(next(i for i, query in enumerate(queries) if query is model.model.residual.query))
-    assert len(read) == len(made) == len(queries) + 2
+    of_layers = [module.query for name, module in model.model.layers.named_modules() if name.endswith("residual")]
+    queries = [*of_layers, model.model.residual.query]
+    assert len(read) == len(made) == len(queries) + 1
     assert_close(read[0], made[0], **CLOSE)  # the first mixer reads the embedding
-    for n, (h, query) in enumerate(zip(read[1:], [*queries, last], strict=True), start=2):
+    for n, (h, query) in enumerate(zip(read[1:], queries, strict=True), start=2):
         v = torch.stack(made[:n])
         assert query.abs().min() > 0
         weights = (rms_norm(v, v.shape[-1:], eps=1e-5) @ query).softmax(0)
@@ -73,8 +73,6 @@ def test_with_queries_of_zero_a_model_computes_what_one_with_sums_does(small_mod
 
 
 def test_a_new_model_starts_with_queries_of_zero():
-    from canonlm import CanonLMForCausalLM
-
     model = CanonLMForCausalLM(
         CanonLMConfig(vocab_size=61, hidden_size=32, num_hidden_layers=3, attention_residuals=True)
     )

@@ -20,7 +20,7 @@ from canonlm.models.initialize import start_with, zeros
 
 
 class Output(NamedTuple):
-    """Of a mixer, an MLP or the embedding: v `[B, T, D]`, and 1 / rms(v) `[B, T, 1]` in at least float32."""
+    """The output of a mixer, an MLP or the embedding: v `[B, T, D]`, and 1 / rms(v) `[B, T, 1]` in at least float32."""
 
     v: Tensor
     scale: Tensor
@@ -33,7 +33,7 @@ def output_of(v_BTD: Tensor, eps: float) -> Output:
 
 
 class AttentionResidual(nn.Module):
-    """The mean above: from all outputs before, `[B, T, D]` in the dtype of the embedding's."""
+    """The mean h of all outputs before a reader, `[B, T, D]` in the dtype of the embedding's."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
