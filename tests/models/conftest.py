@@ -33,7 +33,7 @@ def small_model():
                     parameter.copy_(1 + 0.2 * noise)
                 elif "canon" in name and set(parameter.unique().tolist()) <= {0.0, 1.0}:
                     parameter.copy_(0.5 * noise)  # layers that start as the identity would test nothing
-                elif parameter.ndim == 2 or "bias" in name or "sinks" in name:
+                elif parameter.ndim == 2 or "bias" in name or "sinks" in name or "query" in name:
                     parameter.copy_(noise * (1.0 if "embed" in name else parameter.shape[-1] ** -0.5))
         return model
 

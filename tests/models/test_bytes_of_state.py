@@ -31,6 +31,9 @@ OURS = {
     "delta-vec": (2 * 32 * 32, 3 * 64, 0),
     "deltaproduct2": (2 * 32 * 64, 64 + 2 * (64 + 128), 0),
     "rwkv7": (2 * 32 * 32, 64 // 2, 0),  # two of a token shift's inputs, not four
+    "mamba3": (2 * (64 * 128 + 128 + 64 + 128 // 4), 0, 0),
+    "mamba3{mimo_rank=3,num_angles=5}+canon=AB": (2 * (64 * 128 + 3 * (128 + 64) + 5), 2 * 128 + 64 + 2 * 384 + 11, 0),
+    "mamba3{canon_set=b,state_size=16}": (2 * (64 * 16 + 16 + 64 + 4), 128 + 2 * 16, 0),
     "retention": (2 * 32 * 64, 64 + 64 + 128, 0),
     "gated-retention": (2 * 32 * 64, 64 + 64 + 128, 0),
     "gla": (4 * 8 * 16, 32 + 32 + 64, 0),

@@ -20,6 +20,7 @@ MODELS = {
     "rwkv7": {"mixers": ["rwkv7"], "canon_set": "AbBCD"},
     "mla": {"mixers": ["mla"], "canon_set": "ABCD"},
     "mamba2": {"mixers": ["mamba2"], "canon_set": "AbBCD", "mamba_state_size": 16},
+    "mamba3": {"mixers": ["mamba3"], "canon_set": "AbBCD", "mamba_state_size": 16},
     "retention": {"mixers": ["retention"], "canon_set": "AbCD"},
     "hybrid": {"mixers": ["gdn", "attention"], "canon_sets": ["AbCD", "ABCD"]},
 }

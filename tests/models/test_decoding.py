@@ -18,7 +18,11 @@ from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 
 from canonlm.models.mixers import MIXERS
 
-OPTIONS = {"gla": {"linear_num_key_value_heads": 1, "clamp_min": -0.5}, "mamba2": {"mamba_state_size": 16}}
+OPTIONS = {
+    "gla": {"linear_num_key_value_heads": 1, "clamp_min": -0.5},
+    "mamba2": {"mamba_state_size": 16},
+    "mamba3": {"mamba_state_size": 16},
+}
 RECURRENT = {
     **{name: {"mixers": [name], **OPTIONS.get(name, {})} for name, mixer in MIXERS.items() if mixer.recurrent},
     "hybrid": {"mixers": ["gdn", "attention", "mamba2"], "num_hidden_layers": 3, "mamba_state_size": 16},
@@ -37,6 +41,11 @@ MODELS = {
 MODELS |= {
     "hybrid+AbBCD": {**RECURRENT["hybrid"], "canon_sets": ["AbBCD", "ABCD", "AbBCD"]},
     "mamba2-no-mlp": {**RECURRENT["mamba2"], "mlp": "none", "canon_set": "Ab", "mamba_n_groups": 2},
+    "mimo": {
+        **{"mixers": ["mamba3", "attention"], "mixer_options": {"mamba3": {"state_size": 8, "mimo_rank": 2}}},
+        "canon_sets": ["", "A"],
+    },
+    "attnres": {"mixers": ["gla", "attention"], "attention_residuals": True, "canon_sets": ["bO", "ABCD"]},
     "attention-last": {"mixers": ["gla", "gla", "attention"], "num_hidden_layers": 3, "canon_sets": ["b", "Ab", "A"]},
     "alibi": {"alibi": "alibi", "canon_set": "AC"},
     "hard-alibi": {"alibi": "hard", "canon_set": "ABCD"},

@@ -12,8 +12,8 @@ MODELS = {
     "gla": {"num_hidden_layers": 1, "mixers": ["gla"], "canon_set": "A"},
     "experts": {"num_hidden_layers": 1, "canon_set": "A", "mlp": "moe", "num_experts": 2},
     "all": {  # every operator of a mixer: gdn's is deltaproduct's with one step, retention's is mamba2's
-        **{"mixers": ["gla", "mamba2", "delta_vec", "deltaproduct", "rwkv7", "attention"]},
-        **{"num_hidden_layers": 6, "canon_set": "AC", "mlp": "moe", "num_experts": 2},
+        **{"mixers": ["gla", "mamba2", "delta_vec", "deltaproduct", "rwkv7", "mamba3", "attention"]},
+        **{"num_hidden_layers": 7, "canon_set": "AC", "mlp": "moe", "num_experts": 2},
     },
 }
 ANY = {"input_ids": {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}}

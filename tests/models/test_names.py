@@ -34,6 +34,9 @@ from canonlm.models.names import GROUPS as FIELD_GROUPS
         ("llama+rope=0.25x1", {"rope_dim": 64, "rope_heads": 2}),
         ("llama+alibi", {"alibi": "alibi"}),
         ("llama+alibi=hard+canon=A", {"alibi": "hard", "canon_set": "A"}),
+        ("llama+attnres", {"attention_residuals": True}),
+        ("mamba2-conv{head_dim=16}", {"mixers": ["mamba2"], "mixer_options": {"mamba2": {"head_dim": 16}}}),
+        ("gdn2.llama{head_dim=16}", {"mixers": ["gdn", "attention"], "head_dim": 16, "canon_sets": ["b", ""]}),
         ("llama+gate+sink", {"attention_gate": True, "attention_sink": True}),
         ("gdn2-conv.llama+window=512", {"mixers": ["gdn", "attention"], "sliding_window": 512}),
         ("llama+mlp=standard+relu2", {"mlp": "standard", "hidden_act": "relu2"}),
@@ -94,6 +97,7 @@ def test_resolving_does_not_change_the_table():
         ("llama+rope=0.5x", "+rope: expected a share from 0 to 1 of each head"),
         ("llama+alibi=soft", '+alibi: expected no value or +alibi=hard, got "soft"'),
         ("gla5+sink", 'arch: expected an attention layer for +sink, as in llama or gla5.llama, got "gla5+sink"'),
+        ("mamba3+rope=0.5", "arch: expected an attention layer for +rope, as in llama or mamba3.llama"),
         ("mamba2+window=512", "arch: expected an attention layer for +window, as in llama or mamba2.llama"),
         ("llama+gate=2", '+gate: expected no value, got "2"'),
         *(
@@ -110,6 +114,11 @@ def test_resolving_does_not_change_the_table():
         ("llama+rope=0.5:nores", "+rope: expected a share from 0 to 1 of each head"),
         ("gla5{num_head=2}", 'unknown setting of gla5 "num_head". Did you mean "num_heads"?'),
         ("llama{hidden_size=2}", 'unknown setting of llama "hidden_size".'),
+        *(
+            (f"{base}{{{key}=16}}", f"arch: expected an attention layer to read {key}, as in llama or {base}.llama")
+            for base, key in (("gdn2", "head_dim"), ("rwkv7", "head_dim"), ("mamba3", "num_key_value_heads"))
+        ),
+        ("gla5.gdn2{rope_theta=16}", "arch: expected an attention layer to read rope_theta, as in llama or gdn2.llama"),
         ("llama{rope_theta}", 'arch: expected fields such as {num_heads=4,num_key_value_heads=2}, got "rope_theta"'),
         ("gla5{num_heads=2}.gla5", "arch: expected one kind of gla in all layers"),
         ("gla5.gla", "arch: expected one kind of gla in all layers"),
@@ -133,6 +142,7 @@ GENERAL = {
     "canon_frozen": st.booleans(),
     "qk_norm": st.booleans(),
     "attention_gate": st.booleans(),
+    "attention_residuals": st.booleans(),
     "attention_sink": st.booleans(),
     "rope_dim": st.sampled_from([0, 2, 4, 8, 16]),
     "rope_heads": st.sampled_from([2, 4]),
@@ -154,6 +164,7 @@ OPTIONS = {
     "deltaproduct": {"steps": st.integers(1, 3), "negative_eigenvalues": st.booleans()},
     "rwkv7": {"key_head_dim": st.sampled_from([8, 16]), "gate_rank": st.sampled_from([4, 32])},
     "mamba2": {"state_size": st.sampled_from([64, 128]), "n_groups": st.sampled_from([1, 2])},
+    "mamba3": {"state_size": st.sampled_from([64, 128]), "mimo_rank": st.integers(1, 3)},
     "retention": {"output_gate": st.booleans()},
 }
 
@@ -230,7 +241,7 @@ def test_a_name_determines_everything_but_sizes(config):
             "gdn2.gdn2.llama+canon=E:smear,KV:k2",
             "llama+canon:id",
         ),
-        *("llama{canon_sets=[A:k3;D,A]}",),
+        *("llama{canon_sets=[A:k3;D,A]}", "mamba3+canon=ABCD", "mamba3.llama", "mamba3{canon_sets=[AbCD]}"),
         *("llama+canon:k3:nores", "llama+canon=AC:silu:frozen", "gla5{clamp_min=-0.5}+canon"),
         *("gla5{num_heads=2}.llama", "llama{canon_sets=[A,ABCD]}", "llama{num_key_value_heads=2}+canon+qknorm"),
     ],

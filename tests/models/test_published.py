@@ -333,6 +333,7 @@ def test_a_plain_model_is_a_transformers_llama(small_model, tie):
             {"attention_gate": True, "sliding_window": 4},
             r"attention_gate: .* got True; sliding_window: expected None, got 4$",
         ),
+        ({"attention_residuals": True}, r"^plain Llama: attention_residuals: expected False, got True$"),
         ({"attention_sink": True}, r"^plain Llama: attention_sink: expected False, got True$"),
     ],
 )

@@ -45,6 +45,12 @@ FAMILIES = {
     "hybrid": {"mixers": ["gdn", "attention"], "canon_sets": ["AbCD", "ABCD"], "canon_frozen": True},
     "moe": {"mlp": "moe", "num_experts": 4, "intermediate_size": 24, "canon_set": "ABC"},
     "tied": {"canon_set": "AC", "tie_word_embeddings": True},
+    "attnres": {
+        "attention_residuals": True,
+        "mixers": ["mamba3", "attention"],
+        "mamba_state_size": 8,
+        "canon_sets": ["B", "AC"],
+    },
     "sites": {"canon_set": "E:smear,A:avg,Q:k3,KV:dynamic:scaled,OM:scaled,D:k2:id", "num_key_value_heads": 2},
 }
 TENSOR_PARALLEL = {
@@ -327,7 +333,7 @@ GROUPS: dict[str, tuple[int, dict[tuple[int, int], Checks]]] = {
         {
             (1, 1): [
                 *((starts_alike, family) for family in FAMILIES),
-                *((follows, family) for family in ("llama", "hybrid", "moe", "tied")),
+                *((follows, family) for family in ("llama", "hybrid", "moe", "tied", "attnres")),
                 *((follows, arch, "FOREIGN") for arch in FOREIGN),
                 *((computes_in_bf16, family) for family in ("llama", "mamba2")),
                 *((recomputes, mode) for mode in ("selective", "full")),

@@ -22,7 +22,7 @@ from canonlm.train import flops, memory
 from canonlm.train.config import resolve
 from canonlm.train.recompute import recomputed
 
-NAMES = [*names.bases(), "llama+canon+qknorm", "llama+gate", "gla5+canon", "gdn2.llama+canon"]
+NAMES = [*names.bases(), "llama+canon+qknorm", "llama+gate", "llama+attnres", "gla5+canon", "gdn2.llama+canon"]
 
 
 def config_of(name, **sizes):
@@ -140,6 +140,17 @@ def test_chunks_of_ssd(groups):
     assert made == T * recurrence_of("mamba2", num_heads=H, n_groups=groups, state_size=K, head_dim=V)
 
 
+@pytest.mark.parametrize("rank", [1, 3])
+def test_chunks_of_mamba3(rank):
+    """The SSD of all inputs; then each query meets the token's own inputs, and the earlier ones that come after it."""
+    pairs = rank * rank + rank * (rank - 1) // 2
+    time = CHUNK * rank
+    inputs = random(1, time, H, K), random(1, time, H, K), random(1, time, H, V), -random(1, time, H).abs()
+    made = counted(lambda: ssd._forward._init_fn(*inputs, None, random(1, H, V, K), CHUNK))
+    own = recurrence_of("mamba3", num_heads=H, state_size=K, head_dim=V, mimo_rank=rank)
+    assert made + CHUNK * pairs * 2 * H * (K + V) == CHUNK * own
+
+
 def test_a_recurrent_mixer_counts_its_recurrence():
     config = config_of("gdn2.llama")
     parts = model_of(config).forward_flops(T)
@@ -214,7 +225,16 @@ def run_of(config, seq_len, device="auto", **parallel):
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
 @pytest.mark.parametrize(
     "name",
-    ["llama+canon", "gla5+canon", "gdn2+canon", "mamba2+canon", "kda+canon", "deltaproduct2+canon", "rwkv7+canon"],
+    [
+        "llama+canon",
+        "gla5+canon",
+        "gdn2+canon",
+        "mamba2+canon",
+        "kda+canon",
+        "deltaproduct2+canon",
+        "rwkv7+canon",
+        "mamba3+canon",
+    ],
 )
 def test_activation_memory_equals_the_measured_one(name, checkpointing, monkeypatch):
     """Measured in another way: the tensors of a real bfloat16 forward that are alive after it."""
@@ -227,7 +247,7 @@ def test_activation_memory_equals_the_measured_one(name, checkpointing, monkeypa
     rotary = rotary_table(torch.arange(seq_len)[None], config.rope_dim, config.rope_theta, torch.bfloat16)
     with Alive(block) as alive, torch.autocast("cpu", torch.bfloat16):
         h = torch.randn(2, seq_len, 128, dtype=torch.bfloat16).requires_grad_()
-        y, _ = forward(h, Layout(), None, rotary)
+        y, *_ = forward(h, Layout(), None, rotary)
     held = alive.bytes() - y.nbytes
     monkeypatch.setattr(mixers.gdn, "CPU_CHUNK", CHUNK)  # this forward runs on a CPU
     run = run_of(config, seq_len, "cpu", activation_checkpointing=checkpointing)
@@ -236,6 +256,17 @@ def test_activation_memory_equals_the_measured_one(name, checkpointing, monkeypa
     [(estimate, everything)] = device.kept.values()
     assert 2 * estimate == pytest.approx(held, rel=0.05)
     assert (estimate == everything) == (checkpointing == "none")
+
+
+def test_attention_residuals_keep_two_outputs_of_a_block():
+    plain, ours = (
+        memory.Device(model_of(config), run_of(config, 64, activation_checkpointing="full"), devices=2)
+        for config in map(config_of, ("llama", "llama+attnres"))
+    )
+    for device in (plain, ours):
+        device.memory(1)
+    kept = {estimate for estimate, _ in ours.kept.values()}
+    assert kept == {2 * estimate for estimate, _ in plain.kept.values()}
 
 
 @pytest.mark.slow

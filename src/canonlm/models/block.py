@@ -3,6 +3,9 @@
     h = h + canonO( mixer( canonA( norm(h) ) ) )    Canon-B lives inside the mixer, on its projections
     h = h + canonM( mlp(   canonC( norm(h) ) ) )    Canon-D lives inside the MLP, before the nonlinearity
 
+With `attention_residuals`, mixer and MLP read a mean of all outputs before them in place of the sum h, and a block
+returns the MLP's output (`canonlm.models.attention_residuals`).
+
 A Canon layer exists if the configuration has its site. Sites that are not inside a part are applied here, wherever the
 table `SITES` has them.
 """
@@ -14,6 +17,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from canonlm.canon.sites import SITES
 from canonlm.canon.variants import make_canon
 from canonlm.models.apply_canon import Slot, run_normed, run_site
+from canonlm.models.attention_residuals import AttentionResidual, Output, output_of
 from canonlm.models.cache import Layout, fill_unused_states
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.mixers import MIXERS
@@ -35,6 +39,11 @@ class DecoderLayer(GradientCheckpointingLayer):
         self.mlp = build_mlp(config, layer_idx)
         if self.mlp is not None:
             self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mixes, self.eps = config.attention_residuals, config.rms_norm_eps
+        if self.mixes and layer_idx:  # the first mixer reads the embedding alone
+            self.mixer_residual = AttentionResidual(config.hidden_size)
+        if self.mixes and self.mlp is not None:
+            self.mlp_residual = AttentionResidual(config.hidden_size)
         self.canons: dict[tuple[str, str], list[str]] = {}  # letters by part and side
         for letter, variant in config.canons(layer_idx).items():
             site = SITES[letter]
@@ -49,29 +58,40 @@ class DecoderLayer(GradientCheckpointingLayer):
         attention_mask: Tensor | None = None,
         rotary: tuple[Tensor, Tensor] | None = None,
         past_key_values: Cache | None = None,
+        outputs: tuple[Output, ...] = (),
         **kwargs,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Returns the stream and, from experts in training, the loss that balances them."""
+    ) -> tuple[Tensor, Tensor | None, tuple[Output, ...]]:
+        """Returns the stream, from experts in training the loss that balances them, and with attention residuals
+        `outputs`, all that came before, and this block's."""
         router_loss, cache = None, past_key_values
+        if self.mixes and self.layer_idx:
+            h_BTD = self.mixer_residual(outputs)
         h_BTD = self._canon("block", "input", h_BTD, layout, cache)
         h_BTD, x_BTD = self._normed("mixer", self.input_layernorm, h_BTD, None, layout, cache)
         mixer = self.get_submodule(self.mixer_name)
         y_BTD, _ = mixer(x_BTD, layout, attention_mask, rotary, cache, **kwargs)
         y_BTD = self._canon("mixer", "output", y_BTD, layout, cache)
         if self.mlp is not None:
-            h_BTD, x_BTD = self._normed("mlp", self.post_attention_layernorm, h_BTD, y_BTD, layout, cache)
+            added: Tensor | None = y_BTD
+            if self.mixes:
+                outputs = (*outputs, output_of(y_BTD, self.eps))
+                h_BTD, added = self.mlp_residual(outputs), None
+            h_BTD, x_BTD = self._normed("mlp", self.post_attention_layernorm, h_BTD, added, layout, cache)
             y_BTD, router_loss = self.mlp(x_BTD, layout, cache)
             y_BTD = self._canon("mlp", "output", y_BTD, layout, cache)
-        h_BTD = self._canon("block", "output", h_BTD + y_BTD, layout, cache)
+        h_BTD = self._canon("block", "output", y_BTD if self.mixes else h_BTD + y_BTD, layout, cache)
         fill_unused_states(cache, self.layer_idx, len(self.sites), h_BTD)
-        return h_BTD, router_loss
+        return h_BTD, router_loss, (*outputs, output_of(h_BTD, self.eps)) if self.mixes else ()
 
     def __repr__(self) -> str:
         def canons(part: str, side: str) -> list[str]:
             return [f"canon{letter}" for letter in self.canons.get((part, side), [])]
 
         parts = (("mixer", "input_layernorm", self.mixer_name), ("mlp", "post_attention_layernorm", "mlp"))
-        names = [[norm, *canons(part, "input"), name, *canons(part, "output")] for part, norm, name in parts]
+        names = [
+            [f"{part}_residual", norm, *canons(part, "input"), name, *canons(part, "output")]
+            for part, norm, name in parts
+        ]
         return shown(self, [*canons("block", "input"), *names[0], *names[1], *canons("block", "output")])
 
     def _normed(

@@ -83,6 +83,9 @@ class CanonLMConfig(PreTrainedConfig):
             Without experts all three are None, and `config.json` lacks them; other values than the
             defaults are refused.
 
+        attention_residuals: mixers and MLPs read a mean of all outputs before them, weighed by a learned query each, in
+            place of their sum (arXiv 2603.15031); see `canonlm.models.attention_residuals`.
+
         canon_set: Canon sites, such as "ABCD", "AbCD" or "KVOM:scaled": see `canonlm.canon.sites`.
             `canon_sets`: the same, one text per layer, or fewer that repeat; with E in all of them or in none.
         canon_kernel, canon_residual, canon_activation, canon_bias: options of every Canon layer, see `CanonLayer`.
@@ -135,6 +138,7 @@ class CanonLMConfig(PreTrainedConfig):
     attention_gate: bool = False
     attention_sink: bool = False
     sliding_window: int | None = None
+    attention_residuals: bool = False
     rope_theta: float = 10000.0
     rope_dim: int = DERIVED
     rope_heads: int = DERIVED

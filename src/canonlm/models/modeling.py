@@ -27,6 +27,7 @@ from canonlm.canon.variants import make_canon
 from canonlm.core.errors import expected
 from canonlm.core.saved import check_loaded, check_saved
 from canonlm.models.apply_canon import Slot, run_site
+from canonlm.models.attention_residuals import AttentionResidual, Output, output_of
 from canonlm.models.block import DecoderLayer
 from canonlm.models.cache import Layout, check_cache, count_tokens, for_canon
 from canonlm.models.config import CanonLMConfig
@@ -165,6 +166,8 @@ class CanonLMModel(CanonLMPreTrainedModel):
         for letter in self.canons:
             self.add_module(f"canon{letter}", make_canon(canons[letter], config.hidden_size))
         self.layers = nn.ModuleList(DecoderLayer(config, i) for i in range(config.num_hidden_layers))
+        if config.attention_residuals:
+            self.residual = AttentionResidual(config.hidden_size)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.convolves = any(map(config.sites, range(config.num_hidden_layers)))
         self.gradient_checkpointing = False
@@ -238,19 +241,27 @@ class CanonLMModel(CanonLMPreTrainedModel):
             if config.rope_dim:
                 rotary = rotary_table(cast(Tensor, position_ids), config.rope_dim, config.rope_theta, h_BTD.dtype)
         router_losses = []
+        outputs: tuple[Output, ...] = ()
+        if config.attention_residuals:
+            outputs = (output_of(h_BTD, config.rms_norm_eps),)
+            recompute = getattr(self, "_gradient_checkpointing_func", None) if self.gradient_checkpointing else None
+            if getattr(recompute, "keywords", {}).get("use_reentrant"):
+                raise expected("use_reentrant", "False with attention residuals, which read all blocks' outputs", True)
         depth = config.num_hidden_layers  # smaller while the library's `assistant_early_exit` drafts tokens
         for layer in self.layers if depth >= len(self.layers) else self.layers[:depth]:
-            h_BTD, router_loss = layer(
+            h_BTD, router_loss, outputs = layer(
                 h_BTD,
                 layout,
                 attention_mask=causal_mask,
                 rotary=rotary,
                 past_key_values=past_key_values,
+                outputs=outputs,
                 **kwargs,
             )
             if router_loss is not None:
                 router_losses.append(router_loss)
         count_tokens(past_key_values, config, h_BTD)
+        h_BTD = self.residual(outputs) if config.attention_residuals else h_BTD
         return DecoderOutput(
             last_hidden_state=self.norm(h_BTD),
             past_key_values=past_key_values,

@@ -34,7 +34,7 @@ GROUPS = {
     "modifiers": {
         *("mixers", "canon_set", "canon_sets", *OF_CANON),
         *("qk_norm", "rope_dim", "rope_heads", "alibi", "mlp", "hidden_act"),
-        *("attention_gate", "attention_sink", "sliding_window"),
+        *("attention_gate", "attention_sink", "sliding_window", "attention_residuals"),
     },
     "training": {
         *("initializer", "initializer_range", "init_base_std", "init_std_factor"),
@@ -210,6 +210,12 @@ MODIFIERS = {
         lambda config: False if config.sliding_window is None else str(config.sliding_window),
         of_attention=True,
     ),
+    "attnres": _named(
+        "attnres",
+        "each mixer and MLP reads a softmax mean of all outputs before it, not their sum (arXiv 2603.15031)",
+        "attention_residuals",
+        {None: True},
+    ),
     "mlp": _named(
         "mlp",
         "another MLP: +mlp=standard (no gate), +mlp=moe (32 experts), +mlp=none",
@@ -259,6 +265,10 @@ def resolve(arch: str, *, hidden_size: int, num_heads: int, head_dim: int | None
         if MODIFIERS[modifier].of_attention and not any(base.mixer.attends for base in layers):
             raise expected("arch", f"an attention layer for +{modifier}, as in llama or {layers[0].name}.llama", arch)
         fields |= MODIFIERS[modifier].read(added[modifier], head_dim, num_heads)
+    if not any(base.mixer.attends for base in layers):
+        for base in layers:
+            for key in sorted(base.settings.keys() & GROUPS["attention"] - base.options.keys()):
+                raise expected("arch", f"an attention layer to read {key}, as in llama or {base.name}.llama", arch)
     mixers = [base.mixer.name for base in layers]
     if mixers != ["attention"]:
         fields["mixers"] = mixers
@@ -378,7 +388,11 @@ def _canon_of(config: CanonLMConfig) -> str:
 
 def _complete(config: CanonLMConfig, names: Mapping[str, str]) -> str | None:
     """The name with these bases, by mixer; fields that no modifier sets are in braces. None if there is none."""
-    known, canon = bases(), _canon_of(config)
+    known = bases()
+    added = any(
+        SHORT_CONV in config.sites(i) and not known[names[x]][1].short_conv for i, x in enumerate(config.mixers)
+    )
+    canon = "" if added else _canon_of(config)  # no modifier adds a short convolution: canon_set in braces does
     layers = [
         (names[mixer], mixer, known[names[mixer]][1].short_conv and SHORT_CONV not in config.sites(i))
         for i, mixer in enumerate(config.mixers)

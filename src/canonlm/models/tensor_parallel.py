@@ -45,6 +45,8 @@ def check(config: CanonLMConfig, tp: int) -> None:
             raise expected("parallel.tp", f"1 with {mixer}: its layers are not split by heads", tp)
     if config.mlp == "moe":
         raise expected("parallel.tp", "1 with experts", tp)
+    if config.attention_residuals:
+        raise expected("parallel.tp", "1 with attention residuals", tp)
     if config.alibi is not None or config.rope_heads != config.num_attention_heads:
         raise expected("parallel.tp", "1 where heads differ (alibi, rope_heads)", tp)
     if config.attention_dropout:

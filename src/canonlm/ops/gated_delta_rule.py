@@ -73,11 +73,7 @@ def _spread(
     pad = torch.nn.functional.pad
     q_BTHK = pad(q_BTHK[:, :, None], (0, 0, 0, 0, steps - 1, 0)).flatten(1, 2)
     g_BTHI = pad(g_BTHI[:, :, None], (*(0, 0) * (g_BTHI.ndim - 2), 0, steps - 1)).flatten(1, 2)
-    if documents is not None:
-        borders = None if documents.cu_seqlens is None else documents.cu_seqlens * steps
-        ids = documents.ids.repeat_interleave(steps, dim=1)
-        documents = Documents(ids, borders, documents.max_length * steps)
-    return q_BTHK, g_BTHI, documents
+    return q_BTHK, g_BTHI, None if documents is None else documents.spread(steps)
 
 
 def gated_delta_rule_recurrent(

@@ -6,7 +6,7 @@ Dao & Gu 2024, Transformers are SSMs (arXiv 2405.21060), Sections 2 and 6: linea
 values dt x and a scalar decay. (The skip D x is the mixer's.)
 
 Shapes: B batch, T time, H heads, P channels of a head, G groups (head h reads group h // (H / G)), N state size.
-`A_H` is negative, `dt_BTH` at least zero; a token with dt = 0 leaves the state as it is.
+`A_H` is negative (`A_BTH`: by token), `dt_BTH` at least zero; a token with dt = 0 leaves the state as it is.
 """
 
 import torch

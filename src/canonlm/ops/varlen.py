@@ -37,6 +37,11 @@ class Documents:
         cu_seqlens = None if self.cu_seqlens is None else change(self.cu_seqlens)
         return Documents(change(self.ids), cu_seqlens, self.max_length)
 
+    def spread(self, steps: int) -> "Documents":
+        """Those of the steps, where a recurrence takes several per token."""
+        borders = None if self.cu_seqlens is None else self.cu_seqlens * steps
+        return Documents(self.ids.repeat_interleave(steps, dim=1), borders, self.max_length * steps)
+
     def arguments(self) -> dict[str, Any]:
         """The arguments of transformers' models and its flash attention."""
         names = {"cu_seq_lens": self.cu_seqlens, "max_length": self.max_length}

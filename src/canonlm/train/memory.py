@@ -125,9 +125,9 @@ def _kept(model: LanguageModel, names: list[str], run: RunConfig, unsharded: boo
                 f"memory: the blocks of {model.arch} cannot be counted without contents ({why}); try {where}"
             ) from error
         for name in names:
-            stream, selective, saved = counts[name]
+            stream, made, selective, saved = counts[name]
             everything = saved + model.extra_memory(model.blocks[name], seq_len)
-            by_checkpointing = {"none": everything, "full": stream, "selective": stream + selective}
+            by_checkpointing = {"none": everything, "full": made, "selective": stream + selective}
             kept[name] = by_checkpointing[run.parallel.activation_checkpointing], everything
     return kept
 
@@ -172,8 +172,11 @@ def _calls(module: nn.Module, names: list[str], seq_len: int) -> dict[str, tuple
     return calls
 
 
-def _of_block(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], run: RunConfig) -> tuple[int, int, int]:
-    """Bytes of the block's input, of the tensors that selective checkpointing also keeps, and of all saved tensors."""
+def _of_block(
+    block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], run: RunConfig
+) -> tuple[int, int, int, int]:
+    """Bytes of the block's input, of what it returns for later blocks, of the tensors that selective checkpointing also
+    keeps, and of all saved tensors."""
     counted = _SavedBytes()
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
     stream = next(x for x in tensors if x.is_floating_point()).requires_grad_()
@@ -184,8 +187,11 @@ def _of_block(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], r
     if run.train.compile:
         block.compile(backend="aot_eager_decomp_partition")  # the compiler without its generated code
     with torch.autograd.graph.saved_tensors_hooks(counted.save, lambda x: x):
-        block(*args, **kwargs)
-    return stream.nbytes, counted.selective, counted.saved
+        returned = tree_leaves(block(*args, **kwargs))
+    made = {x.untyped_storage()._cdata: x.nbytes for x in returned if isinstance(x, Tensor) and x.shape == stream.shape}
+    for x in tensors:
+        made.pop(x.untyped_storage()._cdata, None)
+    return stream.nbytes, max(stream.nbytes, sum(made.values())), counted.selective, counted.saved
 
 
 class _SavedBytes(TorchDispatchMode):
