@@ -177,6 +177,18 @@ def test_activation_checkpointing_saves_the_expected_memory(family):
 
 
 @pytest.mark.slow
+def test_blocks_that_all_differ_are_all_compiled(monkeypatch):
+    """With attention residuals a block reads as many outputs as there are before it."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    fields = {"attention_residuals": True, "num_hidden_layers": 10}
+    with torch._dynamo.config.patch(recompile_limit=8):
+        Trained(fields, run_config({"compile": True}), ALONE).gradients(0)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 10
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "mode"), [("llama", "selective"), ("gdn", "none")])
 def test_blocks_are_compiled_once_for_all(monkeypatch, family, mode):
     """Ten equal blocks, one graph without a break; names stay; evaluation runs as written."""

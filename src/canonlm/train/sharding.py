@@ -8,8 +8,10 @@ their names in any layout, so a checkpoint fits all of them.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
+import torch._dynamo
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -37,6 +39,9 @@ def parallelize(
     parallel, mesh = config.parallel, world.mesh
     model = make("cpu" if mesh is None else "meta")
     model.check_tensor_parallel(parallel.tp)
+    if config.train.compile:  # blocks that differ, and those of attention residuals do, are graphs of their own
+        dynamo: Any = torch._dynamo.config
+        dynamo.recompile_limit = max(dynamo.recompile_limit, len(model.blocks) + 1)
     model.compiled_loss = config.train.compile and world.device.type == "cuda"  # a CPU gains nothing from it
     if mesh is None and weights is not None:
         weights.write(model.module.state_dict(keep_vars=True))
