@@ -7,8 +7,9 @@ from xml.etree import ElementTree
 import pytest
 
 from canonlm.cli import main
-from canonlm.report import figures, load_play
+from canonlm.report import figures, load_play, results_figures, results_payload
 from canonlm.report.page import render
+from canonlm.runs.table import paired
 
 pytest.importorskip("matplotlib")
 SVG = "{http://www.w3.org/2000/svg}"
@@ -64,10 +65,24 @@ def test_points_are_where_the_numbers_are(run_folder, tmp_path):
         assert (low - y) / (low - high) == pytest.approx(right / 64, abs=1e-3)
 
 
+def test_the_figures_of_results_have_the_published_differences(tmp_path):
+    filters, folder = ["arch=GDN2", "size=1B", "source=published", "task=wikitext"], tmp_path / "figures"
+    assert main(["results", *filters, "--figures", str(folder)]) == 0
+    shown = results_payload.beside_the_published([], filters)
+    charts = {chart["id"]: chart for _, chart, _ in figures.drawn(results_figures.html(shown))}
+    assert set(svgs(folder)) == set(charts) == {"overview-short", "overview-perplexity", "curves", "compute"}
+    [pairs, mean, _] = charts["overview-perplexity"]["series"]
+    gains = [-delta for delta in paired(shown.numbers)["delta"]]
+    assert len(gains) == 3
+    assert pairs["x"] == pytest.approx([gain / max(map(abs, gains)) for gain in gains], abs=1e-6)
+    assert mean["x"][0] == pytest.approx(sum(pairs["x"]) / len(gains))
+    assert [panel["title"] for panel in charts["curves"]["panels"]] == ["GDN2, 1B, 1T tokens"]
+
+
 def test_without_matplotlib_it_is_one_line(demo, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    for command in (["report", str(demo)], ["claims"], ["profile", "llama"]):
+    for command in (["report", str(demo)], ["claims"], ["profile", "llama"], ["results"], ["replicate", "predict"]):
         assert main([*command, "--figures", str(tmp_path / "figures")]) == 2
         message = "canonlm: --figures needs the package matplotlib: pip install 'canonlm[figures]'\n"
         assert capsys.readouterr().err == message
