@@ -30,7 +30,7 @@ def html(shown: Shown) -> str:
 
 
 def _overviews(results: Mapping[str, Any], answers: Mapping[tuple[int, int], float]) -> Iterator[tuple[str, Chart]]:
-    """What Canon layers change, for each group of benchmarks: those of the user, or else the published ones."""
+    """The changes by Canon layers, for each group of benchmarks: those of the user, or else the published ones."""
     for source in ("yours", "published", "best", "paper"):
         pairs = [pair for pair in results["pairs"] if results["models"][pair["base"]]["source"] == source]
         groups = {
