@@ -152,7 +152,7 @@ def _series(
 
 
 def _axis(axes: Any, name: str, of: Mapping[str, Any], words: list[Any] | None, *, titled: bool) -> None:
-    from matplotlib.ticker import FuncFormatter, PercentFormatter
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator, PercentFormatter
 
     axis = getattr(axes, f"{name}axis")
     limits = getattr(axes, f"set_{name}lim")
@@ -174,6 +174,11 @@ def _axis(axes: Any, name: str, of: Mapping[str, Any], words: list[Any] | None, 
         axis.set_ticks([at for at, _ in ticks], [_plain(text) for _, text in ticks])
     if span := of.get("range"):
         limits(*([10**end for end in span] if of.get("log") else span))
+    low, high = getattr(axes, f"get_{name}lim")()
+    if of.get("log") and not of.get("ticks") and high < 10 * low:  # no power of ten, which alone have labels
+        axis.set_major_locator(MaxNLocator(4))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     if titled:
         getattr(axes, f"set_{name}label")(_plain(of.get("title") or ""))
 
