@@ -40,5 +40,5 @@ def _difference(measure: str, position: int | None, values: list[float]) -> Diff
 
 
 def bits_per_byte(row: Row) -> float:
-    """Of one document."""
+    """The bits per byte of one document, an answer of the suite."""
     return row["nats"] / math.log(2) / max(1, row["bytes"])
