@@ -73,6 +73,8 @@ def test_what_is_shared_with_the_model(trained, workdir, more):
     assert (card.data.library_name, card.data.pipeline_tag) == ("transformers", "text-generation")
     assert str(trained[0]) not in card.content
     [code] = re.findall(r"```python\n(.*?)```", card.text, re.DOTALL)
+    # Without it, transformers asks whether to run the folder's code, for the tokenizer, too.
+    assert code.count("trust_remote_code=True") == (2 if more else 0)
     exec(code, names := {})
     tokenizer, model = names["tokenizer"], names["model"]
     batch = tokenizer(["a", "abcd"], return_tensors="pt", padding=True, padding_side="left")

@@ -90,7 +90,7 @@ def _loading(name: str, *, code: bool, tokenizer: bool) -> str:
     lines = [] if code else ["import canonlm"]
     lines += [f"from transformers import AutoModelForCausalLM{', AutoTokenizer' * tokenizer}", ""]
     lines += [f'model = AutoModelForCausalLM.from_pretrained("{place}"{more})']
-    lines += [f'tokenizer = AutoTokenizer.from_pretrained("{place}")'] if tokenizer else []
+    lines += [f'tokenizer = AutoTokenizer.from_pretrained("{place}"{more})'] if tokenizer else []
     return "```python\n" + "\n".join(lines) + f"\n```\n\n{CODE if code else PACKAGE}"
 
 
