@@ -4,7 +4,7 @@ BIN := .venv/bin
 SOURCES := pyproject.toml constraints.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-all test-browser test-slurm test-peers test-kernels test-serving gpu checks docs dist fuzz kills bench pictures clean
+.PHONY: demo test test-all test-browser test-slurm test-peers test-kernels test-serving gpu checks docs dist fuzz kills bench notebooks pictures clean
 
 demo: .venv/installed  ## two small comparisons, in minutes on two cores; ends with a table and runs/demo/report.html
 	$(BIN)/canonlm play copying --arch llama,llama+canon=A --out runs/demo
@@ -107,6 +107,9 @@ bench: .venv/installed-dev  ## the numbers that README and docs quote
 	$(BIN)/python benchmarks/prepare.py
 	$(BIN)/python benchmarks/train.py
 	$(BIN)/python benchmarks/starts.py
+
+notebooks: .venv/installed-dev  ## docs/notebooks as .ipynb with outputs
+	$(BIN)/python .ci/notebooks.py
 
 pictures: .venv/installed-dev  ## the docs' pictures of pages, after make demo (Debian's chromium and chromium-driver)
 	(command -v chromium && command -v chromedriver) >/dev/null || (apt-get update && apt-get install -y chromium chromium-driver)

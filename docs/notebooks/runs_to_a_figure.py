@@ -11,8 +11,9 @@
 # draws a figure for a paper. If you have runs already, begin at "The data frame".
 
 # %%
-import plotly.graph_objects as go
 import polars as pl
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 
 import canonlm
 from canonlm.cli import main
@@ -60,18 +61,17 @@ print(table.sort("arch"))
 # %%
 curves = accuracy.filter(pl.col("kind") == "evaluation").join(best.select("arch", "lr"), on=["arch", "lr"])
 colors = {"llama": "#c44e52", "llama+canon": "#4c72b0"}
-figure = go.Figure()
+figure = Figure(figsize=(4.8, 3.2), layout="constrained")
+axes = figure.subplots()
 for (arch,), group in curves.sort("arch", "step").group_by("arch", maintain_order=True):
     for _, run in group.group_by("run", maintain_order=True):
-        thin = {"color": colors[arch], "width": 1}
-        figure.add_scatter(x=run["step"], y=run["value"], mode="lines", line=thin, opacity=0.4, showlegend=False)
+        axes.plot(run["step"], run["value"], color=colors[arch], linewidth=1, alpha=0.4)
     mean = group.group_by("step", maintain_order=True).agg(pl.col("value").mean())
-    thick = {"color": colors[arch], "width": 3}
-    figure.add_scatter(x=mean["step"], y=mean["value"], mode="lines", line=thick, name=arch)
-figure.update_layout(
-    template="simple_white", width=480, height=320, font={"family": "serif", "size": 14},
-    xaxis_title="step", yaxis_title="accuracy", yaxis_tickformat=".0%",
-    legend={"x": 1, "y": 0.5, "xanchor": "right"}, margin={"l": 60, "r": 10, "t": 10, "b": 50},
-)  # fmt: skip
-figure.write_html("figure.html")  # with `pip install kaleido`: figure.write_image("figure.pdf")
+    axes.plot(mean["step"], mean["value"], color=colors[arch], linewidth=2.5, label=arch)
+axes.set(xlabel="step", ylabel="accuracy")
+axes.yaxis.set_major_formatter(PercentFormatter(1, 0))
+axes.spines[["top", "right"]].set_visible(False)
+axes.legend(frameon=False)
+figure.savefig("figure.pdf")
 curves.select("arch", "seed", "step", "value").write_csv("figure.csv")  # the points, for pgfplots and others
+figure

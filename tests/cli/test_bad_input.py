@@ -159,7 +159,15 @@ MISTAKES = [
     ("replicate hops --scale paper", "hops has no paper scale; it has: micro, small"),
     ("replicate fig7 --dry-run --gpu h1000", 'unknown GPU "h1000". Did you mean "h100"?'),
     ("replicate fig7 time=1:00:00", "time=1:00:00: settings of a job only work with --slurm"),
-    ("replicate predict --only C06", "canonlm replicate predict trains nothing, and takes --out alone"),
+    ("replicate predict --only C06", "canonlm replicate predict trains nothing, and takes --out and --figures alone"),
+    (
+        "replicate fig4 --figures figures",
+        "--figures only works with predict; canonlm claims --figures DIR draws the verdicts",
+    ),
+    (
+        "results --paired --figures figures",
+        "--figures cannot be used with --curves, --paired or --group: the page has all of them",
+    ),
     ("replicate predit", 'unknown experiment "predit". Did you mean "predict"?'),
     ("claims C06 --check-registration", "--check-registration checks all claims, and takes no other option"),
     ("profile llama --quick --until 90%", '--until: expected no value with --quick, got "90%"'),

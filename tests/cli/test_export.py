@@ -1,12 +1,16 @@
 """`canonlm export`: transformers loads the trained model; one line about the result, or a one-line error."""
 
 import json
+import math
 import re
+import shutil
+import statistics
 
 import pytest
 import torch
 from huggingface_hub import ModelCard
 from saved_runs import OF_TEXT, logits_of, save_run
+from scipy import stats
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from canonlm import CanonLMForCausalLM
@@ -69,6 +73,8 @@ def test_what_is_shared_with_the_model(trained, workdir, more):
     assert (card.data.library_name, card.data.pipeline_tag) == ("transformers", "text-generation")
     assert str(trained[0]) not in card.content
     [code] = re.findall(r"```python\n(.*?)```", card.text, re.DOTALL)
+    # Without it, transformers asks whether to run the folder's code, for the tokenizer, too.
+    assert code.count("trust_remote_code=True") == (2 if more else 0)
     exec(code, names := {})
     tokenizer, model = names["tokenizer"], names["model"]
     batch = tokenizer(["a", "abcd"], return_tensors="pt", padding=True, padding_side="left")
@@ -131,3 +137,25 @@ def test_a_write_that_fails_leaves_nothing(workdir, monkeypatch, capsys):
     assert main(["export", "run", "out"]) == 2
     assert "No space left on device" in capsys.readouterr().err
     assert {path.name for path in workdir.iterdir()} == {"run"}
+
+
+def test_the_card_has_intervals_over_documents(trained, tmp_path, monkeypatch):
+    """The card of the evaluated step has them; scipy computes the interval again from the answers."""
+    shutil.copytree(trained[0], tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    texts = ["A short text.", "Another one, which is longer.", "x" * 40]
+    write_text(tmp_path / "held-out.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in texts))
+    assert main(["eval", "run", "--suite", "text", "held-out.jsonl"]) == 0
+    assert main(["export", "run", "out"]) == main(["export", "run", "first", "--step", "1"]) == 0
+
+    [file] = (tmp_path / "run" / "evals" / "step-00000002" / "answers").iterdir()
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    bits = [row["nats"] / math.log(2) / row["bytes"] for row in rows]
+    low, high = stats.t.interval(0.95, len(bits) - 1, statistics.mean(bits), stats.sem(bits))
+    card = ModelCard.load(tmp_path / "out" / "README.md")
+    assert (
+        f"| `text-held-out, bits_per_byte` | {statistics.mean(bits):.3g} | {low:.3g}–{high:.3g} | 3 documents |"
+        in card.text
+    )
+    assert {"bits_per_byte", "perplexity"} <= {each.metric_type for each in card.data.eval_results}
+    assert "bits_per_byte" not in (tmp_path / "first" / "README.md").read_text()

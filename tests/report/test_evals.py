@@ -2,13 +2,19 @@
 
 import io
 import json
+import math
+import statistics
 
 import pytest
 from folders import evaluation, write_run
 from reading import visible_text
 from rich.console import Console
+from scipy import stats
 
 from canonlm.report import load_play, render, tables, write_report
+from canonlm.report.evals import suite_tables
+from canonlm.runs.answers import digest
+from canonlm.runs.evaluated import load_evaluated
 
 
 def write_results(folder, source, entries):
@@ -112,3 +118,36 @@ def test_damaged_results_are_reported(folder):
 def test_a_folder_with_neither_runs_nor_results(tmp_path):
     with pytest.raises(ValueError, match="expected a folder with runs or results of `canonlm eval`"):
         load_play(tmp_path)
+
+
+def test_documents_are_compared_in_pairs(tmp_path):
+    """The interval is that of scipy's paired t-test; a model whose answers are gone or changed has none."""
+    nats = {
+        "a": [700.0, 420.0, 900.0, 350.0],
+        "b": [690.0, 425.0, 880.0, 340.0],
+        "changed": [700.0] * 4,
+        "gone": [1.0] * 4,
+    }
+    sizes = [200, 120, 300, 90]
+    for name, losses in nats.items():
+        folder = tmp_path / "evals" / name
+        rows = [
+            {"index": i, "slice": {}, "right": {}, "bytes": size, "tokens": size, "nats": loss, "positions": {}}
+            for i, (size, loss) in enumerate(zip(sizes, losses, strict=True))
+        ]
+        write_results(folder, name, [("text", "text-held-out", [("bits_per_byte", 5.0, 0.1, False)])])
+        results = json.loads((folder / "results.json").read_text())
+        results["results"][0]["answers"] = {"file": "answers.jsonl", "count": 4, "sha256": digest(rows)}
+        (folder / "results.json").write_text(json.dumps(results))
+        rows[0]["nats"] += name == "changed"
+        if name != "gone":
+            (folder / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    bits = {name: [loss / math.log(2) / size for loss, size in zip(nats[name], sizes, strict=True)] for name in "ab"}
+    test = stats.ttest_rel(bits["b"], bits["a"])
+    low, high = test.confidence_interval(0.95)
+    ends = f"{low:.3g} to +{high:.3g}".replace("-", "−")
+    mean = f"{statistics.mean(bits['b']) - statistics.mean(bits['a']):.3g}".replace("-", "−")
+    assert low < 0 < high
+    [(_, _, head, lines)] = suite_tables(load_evaluated(tmp_path)[0])
+    assert head == ["task", "measure", "a", "b", "changed", "gone"]
+    assert lines[-1] == ["text-held-out", "bits_per_byte, paired", "the first", f"{mean} ({ends})", "–", "–"]

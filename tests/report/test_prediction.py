@@ -63,7 +63,11 @@ def test_the_numbers_of_the_docs(of_kept_files):
 
 
 def test_the_command_writes_its_page(of_kept_files, tmp_path, capsys):
-    assert main(["replicate", "predict", "--out", str(tmp_path)]) == 0
+    assert main(["replicate", "predict", "--out", str(tmp_path), "--figures", str(tmp_path / "figures")]) == 0
+    names = {"correlations", "rankings"}
+    assert {file.name for file in (tmp_path / "figures").iterdir()} == {
+        f"{n}.{kind}" for n in names for kind in ("svg", "pdf")
+    }
     lines = lines_of(of_kept_files)
     assert capsys.readouterr().out.splitlines()[: len(lines)] == lines
     page = (tmp_path / "prediction.html").read_text()

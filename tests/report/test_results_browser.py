@@ -8,7 +8,7 @@ import pytest
 from browsing import MARKS, errors, load, requested, until
 
 from canonlm.launch.recipes import load_preset
-from canonlm.report import published, results_page, results_payload, tidy
+from canonlm.report import figures, published, results_figures, results_page, results_payload, tidy
 from canonlm.runs.gather import gather
 from canonlm.runs.identity import flat
 from canonlm.train.config import resolve
@@ -234,3 +234,16 @@ def test_your_pairs_come_first_in_separate_groups(browser, demo, tmp_path):
     seeds = browser.execute_script(CELLS, "overview-seeds")
     assert {row[-1] for row in seeds} == {"3"}
     assert errors(browser) == []
+
+
+def test_saved_figures_are_the_charts_of_the_page(browser, page):
+    show(browser, page)
+    html = results_figures.html(results_payload.beside_the_published([]))
+    charts = {chart["id"]: chart for _, chart, _ in figures.drawn(html)}
+    for view, name in (("overview", "overview-short"), ("curves", "curves"), ("compute", "compute")):
+        script = f"return charts.get(document.getElementById('{view}-chart'))().series"
+        ours, theirs = charts[name]["series"], browser.execute_script(script)
+        assert [(one["name"], one["panel"]) for one in ours] == [(one["name"], one["panel"]) for one in theirs]
+        for one, other in zip(ours, theirs, strict=True):
+            assert one["x"] == pytest.approx(other["x"])
+            assert one["y"] == pytest.approx(other["y"])

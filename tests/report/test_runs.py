@@ -5,9 +5,11 @@ import json
 import pytest
 import yaml
 from folders import evaluation, write_run
+from reading import embedded_json
 
 from canonlm.experiments.outcomes import read_finished
 from canonlm.report import load_play, load_run, read_runs
+from canonlm.report.page import render
 from canonlm.runs.identity import label
 from canonlm.runs.rows import Count, in_order, slice_key
 
@@ -174,6 +176,24 @@ def test_unreadable_runs_are_skipped_with_a_reason(tmp_path):
         "words": 'train.optim.lr: expected a number, got "fast"',
         "gone": "no such folder",
     }
+
+
+def test_runs_that_have_not_begun_are_one_line(tmp_path):
+    """After a change of plan, a page listed every run of the earlier plan."""
+    write_run(tmp_path / "done", evals=[evaluation(50, HALF)])
+    for seed in range(5):
+        write_run(tmp_path / f"waiting-{seed}", seed=seed, finished=False)
+    (tmp_path / "empty").mkdir()
+    play = load_play(tmp_path)
+    assert len(play.left_out) == 6
+    [lines] = [block["list"] for block in _blocks(embedded_json(render(play))["blocks"]) if "list" in block]
+    assert lines == ["empty: empty folder", "5 runs: nothing recorded yet (waiting-0 and others)"]
+
+
+def _blocks(blocks):
+    for block in blocks:
+        yield block
+        yield from _blocks(block.get("fold", {}).get("blocks", []))
 
 
 def test_slices_are_named_and_sorted_numerically():

@@ -7,8 +7,10 @@ from xml.etree import ElementTree
 import pytest
 
 from canonlm.cli import main
-from canonlm.report import figures, load_play
+from canonlm.report import blocks, charts, figures, load_play, results_figures, results_payload
 from canonlm.report.page import render
+from canonlm.report.theme import looks
+from canonlm.runs.table import paired
 
 pytest.importorskip("matplotlib")
 SVG = "{http://www.w3.org/2000/svg}"
@@ -64,10 +66,38 @@ def test_points_are_where_the_numbers_are(run_folder, tmp_path):
         assert (low - y) / (low - high) == pytest.approx(right / 64, abs=1e-3)
 
 
+def test_the_figures_of_results_have_the_published_differences(tmp_path):
+    filters, folder = ["arch=GDN2", "size=1B", "source=published", "task=wikitext"], tmp_path / "figures"
+    assert main(["results", *filters, "--figures", str(folder)]) == 0
+    shown = results_payload.beside_the_published([], filters)
+    charts = {chart["id"]: chart for _, chart, _ in figures.drawn(results_figures.html(shown))}
+    assert set(svgs(folder)) == set(charts) == {"overview-short", "overview-perplexity", "curves", "compute"}
+    [pairs, mean, _] = charts["overview-perplexity"]["series"]
+    gains = [-delta for delta in paired(shown.numbers)["delta"]]
+    assert len(gains) == 3
+    assert pairs["x"] == pytest.approx([gain / max(map(abs, gains)) for gain in gains], abs=1e-6)
+    assert mean["x"][0] == pytest.approx(sum(pairs["x"]) / len(gains))
+    assert [panel["title"] for panel in charts["curves"]["panels"]] == ["GDN2, 1B, 1T tokens"]
+
+
+@pytest.mark.parametrize("losses", [(3.2, 2.1), (2000, 2)])
+def test_a_logarithmic_axis_has_labels(losses):
+    """Losses from 3.2 to 2.1 have no power of ten among them, and had no labels."""
+    of_loss = charts.series_of("line", "llama", [(10, losses[0]), (20, losses[1])])
+    panel = {"title": "", "x": {}, "y": {"log": True, "title": "loss"}}
+    block = blocks.chart("loss", "", {"panels": [panel], "series": [of_loss]})
+    [(_, _, figure)] = figures.drawn(blocks.page("", [], [block], looks(["llama"])))
+    figure.draw_without_rendering()
+    [axes] = figure.axes
+    low, high = axes.get_ylim()
+    ticks = zip(axes.get_yticks(), axes.get_yticklabels(), strict=True)
+    assert sum(low <= at <= high and label.get_text() != "" for at, label in ticks) >= 2
+
+
 def test_without_matplotlib_it_is_one_line(demo, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    for command in (["report", str(demo)], ["claims"], ["profile", "llama"]):
+    for command in (["report", str(demo)], ["claims"], ["profile", "llama"], ["results"], ["replicate", "predict"]):
         assert main([*command, "--figures", str(tmp_path / "figures")]) == 2
         message = "canonlm: --figures needs the package matplotlib: pip install 'canonlm[figures]'\n"
         assert capsys.readouterr().err == message

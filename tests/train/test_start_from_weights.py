@@ -153,6 +153,6 @@ def test_other_weights_are_another_run(tiny, tmp_path, start_from):
         train(start_from(tmp_path / "host"), tmp_path / "run")
     with pytest.raises(ValueError, match="expected the weights from which this run began"):
         Weights(run, build_model(run, "meta"))
-    with pytest.raises(ValueError, match="only `canonlm train` and `canonlm launch` start from weights"):
+    with pytest.raises(ValueError, match=r"start from weights by `canonlm train RECIPE model\.weights=FOLDER`"):
         tiny(model={"weights": "host"})
     assert main(["play", "copying", "--arch", "./host", "--out", str(tmp_path / "play")]) == 2

@@ -140,7 +140,7 @@ def _compare(read: Sequence[_Read], place: int) -> None:
     for other in read[1:]:
         alike = other.entries[place]["settings"] == first.entries[place]["settings"]  # also the context
         same_tokens = alike and other.tokenizer == first.tokenizer
-        for each in later.text.differences(theirs, other.answers(place), same_tokens):
+        for each in later.documents.differences(theirs, other.answers(place), same_tokens):
             where = "" if each.position is None else f", after {each.position:,} tokens or more"
             between = "" if each.interval is None else f"{each.interval.low:+.4f} to {each.interval.high:+.4f}"
             table.add_row(

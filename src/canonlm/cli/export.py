@@ -50,9 +50,10 @@ def export(
         tokenizer = later.load_model.as_in_training(later.load_model.open_tokenizer(file), *ids)
 
     with_defaults(model, tokenizer)
+    evaluated, _ = later.evaluated.load_evaluated(run / "evals" / f"step-{step:08d}")
     card = later.card.of_run(
         later.runs_load.load_run(run), step, out.absolute().name, parameters=model.num_parameters(),
-        tokenizer=tokenizer is not None, code=self_contained,
+        tokenizer=tokenizer is not None, code=self_contained, evaluated=evaluated,
     )  # fmt: skip
 
     def save(folder: Path) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # read by type checkers, and by `__getattr__`
     from canonlm.report import card, claims_page, figures, page, prediction_page, profile_page
     from canonlm.report import profile as profile_text
     from canonlm.runs import answers as run_answers
+    from canonlm.runs import documents, evaluated
     from canonlm.runs import load as runs_load
     from canonlm.suites import birth_years, generation, load_model, multihop, probe, sampling, task_words, text
     from canonlm.suites import run as suites

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from canonlm.cli import completion, later
 from canonlm.cli.claims import lines_of
-from canonlm.cli.options import Jobs, SeedSet, SlurmSettings, SlurmWorkers, seed_set_of
+from canonlm.cli.options import Figures, Jobs, SeedSet, SlurmSettings, SlurmWorkers, seed_set_of
 from canonlm.cli.status import doing, keep_going, load_torch, say
 from canonlm.cli.work import submit
 from canonlm.core.errors import brief, writing
@@ -52,6 +52,7 @@ def replicate(
     export: Annotated[Path | None, EXPORT] = None,
     slurm: SlurmWorkers = False,
     trust: Annotated[bool, TRUST] = False,
+    figures: Figures = None,
 ) -> int:
     """Train the models of one of the paper's figures again, and judge the claims about it.
 
@@ -60,11 +61,15 @@ def replicate(
     """
     if job and not slurm:
         raise ValueError(f"{brief(job[0])}: settings of a job only work with --slurm")
+    if figures is not None:
+        later.figures.check()
     load_torch()
     if name == "predict":
         if job or slurm or dry_run or only or export or trust or (scale, seed_set) != ("micro", "0"):
-            raise ValueError("canonlm replicate predict trains nothing, and takes --out alone")
-        return _predict(out)
+            raise ValueError("canonlm replicate predict trains nothing, and takes --out and --figures alone")
+        return _predict(out, figures)
+    if figures is not None:
+        raise ValueError("--figures only works with predict; canonlm claims --figures DIR draws the verdicts")
     settings = [part.strip() for part in only.split(",")] if only else []
     number = seed_set_of(seed_set, out, *([export] if export is not None else []))
     experiments = later.replicate.chosen(name, scale, settings, seed_set=number, trust=trust)
@@ -110,14 +115,17 @@ def replicate(
     return 1 if failed else 0
 
 
-def _predict(out: Path) -> int:
+def _predict(out: Path, figures: Path | None) -> int:
     with doing("comparing rankings"):
         predictions = later.prediction.predictions()
     say("\n".join(later.prediction_page.lines_of(predictions)))
     with writing("--out", out):
         make_folder(out)
-        write_text(out / "prediction.html", later.prediction_page.html(predictions))
+        write_text(out / "prediction.html", html := later.prediction_page.html(predictions))
     say(f"wrote {out / 'prediction.html'}")
+    if figures is not None:
+        later.figures.write_figures(html, figures)
+        say(f"wrote figures, SVG and PDF: {figures}")
     return 0
 
 

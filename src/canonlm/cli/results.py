@@ -11,17 +11,18 @@ import typer
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from canonlm.cli.options import write_to
+from canonlm.cli.options import Figures, write_to
 from canonlm.cli.status import say, wide_console
 from canonlm.core.errors import writing
 from canonlm.experiments import published
 from canonlm.experiments.published.benchmarks import DIFFICULTIES
 from canonlm.experiments.published.runs import nothing_in, runs_curves, runs_frame
-from canonlm.report import results_page, results_payload
+from canonlm.report import figures as figures_of_page
+from canonlm.report import results_figures, results_page, results_payload
 from canonlm.report import results_tables as tables
 from canonlm.runs import table
 from canonlm.runs.gather import gather
-from canonlm.runs.load import LeftOut
+from canonlm.runs.load import LeftOut, in_short
 
 GIVEN = typer.Argument(
     help="Folders of runs, or of results of `canonlm eval`, to put beside the published ones. Filters: arch=GLA5,GDN2, "
@@ -51,6 +52,7 @@ def results(
     html: Annotated[Path | None, HTML] = None,
     csv: Annotated[str | None, CSV] = None,
     json: Annotated[str | None, JSON] = None,
+    figures: Figures = None,
 ) -> int:
     """Show the published results of the 64 models, and your own beside them: as tables, as files, as a page.
 
@@ -65,10 +67,13 @@ def results(
         raise ValueError("--paired cannot be used with --curves")
     if csv == "-" and json == "-":
         raise ValueError("--csv and --json cannot both write to the terminal")
-    if html and (curves or paired or group):
-        raise ValueError("--html cannot be used with --curves, --paired or --group: the page has all of them")
-    if html:
-        left_out = _page(folders, filters, html)
+    if (html or figures) and (curves or paired or group):
+        option = "--html" if html else "--figures"
+        raise ValueError(f"{option} cannot be used with --curves, --paired or --group: the page has all of them")
+    if figures is not None:
+        figures_of_page.check()
+    if html or figures:
+        left_out = _page(folders, filters, html, figures)
         if not (csv or json):
             _print_left_out(left_out)
             return 0
@@ -108,10 +113,14 @@ def _read(folders: list[Path], curves: bool) -> tuple[pl.DataFrame, list[LeftOut
     return pl.concat([published_rows, user_rows]), left_out
 
 
-def _page(folders: list[Path], filters: list[str], out: Path) -> Sequence[LeftOut]:
+def _page(folders: list[Path], filters: list[str], out: Path | None, figures: Path | None) -> Sequence[LeftOut]:
     shown = results_payload.beside_the_published(gather(folders), filters)
-    with writing("--html", out, "file"):
-        say(f"written: {results_page.write_results(shown, out)}")
+    if out is not None:
+        with writing("--html", out, "file"):
+            say(f"written: {results_page.write_results(shown, out)}")
+    if figures is not None:
+        figures_of_page.write_figures(results_figures.html(shown), figures)
+        say(f"wrote figures, SVG and PDF: {figures}")
     return shown.left_out
 
 
@@ -159,5 +168,5 @@ def _print(console: Console, parts: Iterable[RenderableType]) -> None:
 
 def _print_left_out(left_out: Iterable[LeftOut]) -> None:
     """On standard error, so that --csv - stays a table."""
-    for entry in left_out:
+    for entry in in_short(left_out):
         say(f"{entry.name}: left out, {entry.reason}", file=sys.stderr)

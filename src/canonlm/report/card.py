@@ -8,13 +8,18 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from canonlm.report.format import count_of, percent, quantity, shown, span
+from canonlm.report.format import count_of, number, percent, quantity, shown, span
+from canonlm.runs.evaluated import Evaluated
 from canonlm.runs.folder import to_yaml
 from canonlm.runs.load import Run
 from canonlm.runs.rows import Evaluation, one_line
+from canonlm.runs.seed_statistics import t_factor, wilson_interval
 from canonlm.runs.summary import wilson
 
 MAX_ROWS = 60  # of the table of scores
+BY_EVAL = (
+    "Later, by `canonlm eval`. The interval of a mean over documents says how much other documents would change it:"
+)
 LEFT_OUT = ("on_checkpoint", "profile", "track")
 CODE = (
     "The folder has its own code, a copy of canonlm's (Apache 2.0, see LICENSE), which needs torch and transformers "
@@ -27,21 +32,29 @@ WEIGHTS = (
 )
 
 
-def of_run(run: Run, step: int, name: str, *, parameters: int, tokenizer: bool, code: bool) -> str:
-    """The card of the model of a run after `step` steps. name: of the model; code: whether the folder has its code."""
+def of_run(
+    run: Run, step: int, name: str, *, parameters: int, tokenizer: bool, code: bool,
+    evaluated: Sequence[Evaluated] = (),
+) -> str:  # fmt: skip
+    """The card of the model of a run after `step` steps. name: of the model; code: whether the folder has its code;
+    evaluated: results of `canonlm eval` for this step."""
     row = next((row for row in run.evals if row.step == step), None)
     scores = _scores(run, row) if row else []
+    later = [_of_score(entry, score) for one in evaluated for entry in one.entries for score in entry["scores"]
+             if not score["slice"]]  # fmt: skip
     data = ModelCardData(
         library_name="transformers", pipeline_tag="text-generation", tags=["canonlm"], model_name=name,
-        eval_results=[each for each, _ in scores] or None,
+        eval_results=[each for each, _ in (*scores, *later)] or None,
     )  # fmt: skip
-    of_table = [["", "score", "95% interval", "of"], *(cells for _, cells in scores[:MAX_ROWS])]
+    head = ["", "score", "95% interval", "of"]
+    of_table = [head, *(cells for _, cells in scores[:MAX_ROWS])]
     when = f"At the evaluation after {count_of(step, 'step')}."
     missing = f"The model was not evaluated after step {step:,}."
     body = [
         f"A language model of the architecture {_code(run.arch)} with {parameters:,} parameters, trained by canonlm.",
         "## Use it\n\n" + _loading(name, code=code, tokenizer=tokenizer),
         "## Scores\n\n" + (f"{when}\n\n{_table(of_table)}" if scores else missing),
+        *([f"{BY_EVAL}\n\n{_table([head, *(cells for _, cells in later[:MAX_ROWS])])}"] if later else []),
         "## Data\n\n" + _data(run),
         "## Training\n\n" + _table([["", ""], *_training(run, step)]),
         f"The run's settings:\n\n~~~~yaml\n{_recipe(run.config)}~~~~",
@@ -77,7 +90,7 @@ def _loading(name: str, *, code: bool, tokenizer: bool) -> str:
     lines = [] if code else ["import canonlm"]
     lines += [f"from transformers import AutoModelForCausalLM{', AutoTokenizer' * tokenizer}", ""]
     lines += [f'model = AutoModelForCausalLM.from_pretrained("{place}"{more})']
-    lines += [f'tokenizer = AutoTokenizer.from_pretrained("{place}")'] if tokenizer else []
+    lines += [f'tokenizer = AutoTokenizer.from_pretrained("{place}"{more})'] if tokenizer else []
     return "```python\n" + "\n".join(lines) + f"\n```\n\n{CODE if code else PACKAGE}"
 
 
@@ -97,6 +110,22 @@ def _scores(run: Run, row: Evaluation) -> list[tuple[EvalResult, list[str]]]:
                     metric_value=value, metric_name=cells[0]), [_code(cells[0]), *cells[1:]])
         for (kind, value), cells in scores
     ]  # fmt: skip
+
+
+def _of_score(entry: Mapping[str, Any], score: Mapping[str, Any]) -> tuple[EvalResult, list[str]]:
+    """A score of `canonlm eval`, for the header and as cells. Its interval is over answers, or over documents."""
+    value, stderr, n = score["value"], score["stderr"], score["n"]
+    interval = "–"
+    if score["share"] and n:
+        interval = span(*wilson_interval(value, n))
+    elif stderr is not None and n and n > 1:
+        interval = span(value - t_factor(n) * stderr, value + t_factor(n) * stderr, number)
+    name, measure = entry["name"], score["measure"]
+    what = "document" if entry["suite"] == "text" else "answer"
+    cells = [_code(f"{name}, {measure}"), (percent if score["share"] else number)(value), interval]
+    of_header = EvalResult(task_type="text-generation", dataset_type=name, dataset_name=name, metric_type=measure,
+                           metric_value=value, metric_name=measure)  # fmt: skip
+    return of_header, [*cells, count_of(n, what) if n else ""]
 
 
 def _data(run: Run) -> str:

@@ -83,8 +83,9 @@ def _draw(figure: Any, chart: Mapping[str, Any], looks: Mapping[str, Any]) -> No
     columns = min(len(panels), chart.get("columns") or MAX_COLUMNS)
     rows = math.ceil(len(panels) / columns)
     width = min(COLUMN, WIDTH / columns)
-    height = PANEL if len(panels) > 1 else max(ALONE, chart.get("height", 0) / 130)
-    all_axes = figure.subplots(rows, columns, squeeze=False).flat
+    usual = PANEL if len(panels) > 1 else max(ALONE, chart.get("height", 0) / 130)
+    heights = [max(usual, panel.get("height", 0) / 100) for panel in panels[::columns]]
+    all_axes = figure.subplots(rows, columns, squeeze=False, height_ratios=heights).flat
     handles: dict[str, Any] = {}
     for place, (axes, panel) in enumerate(zip(all_axes, panels, strict=False)):
         own = [one for one in chart["series"] if one["panel"] == place]
@@ -106,7 +107,7 @@ def _draw(figure: Any, chart: Mapping[str, Any], looks: Mapping[str, Any]) -> No
     names = [_plain(name) for name in handles]
     per_row = max(1, min(len(names), int(columns * width * 16 / (max(map(len, names), default=1) + 7))))
     lines = math.ceil(len(names) / per_row)
-    figure.set_size_inches(columns * width, rows * height + 0.2 * lines)
+    figure.set_size_inches(columns * width, sum(heights) + 0.2 * lines)
     if names:
         figure.legend(handles.values(), names, loc="outside upper left", ncols=per_row)
 
@@ -151,7 +152,7 @@ def _series(
 
 
 def _axis(axes: Any, name: str, of: Mapping[str, Any], words: list[Any] | None, *, titled: bool) -> None:
-    from matplotlib.ticker import FuncFormatter, PercentFormatter
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator, PercentFormatter
 
     axis = getattr(axes, f"{name}axis")
     limits = getattr(axes, f"set_{name}lim")
@@ -173,6 +174,11 @@ def _axis(axes: Any, name: str, of: Mapping[str, Any], words: list[Any] | None, 
         axis.set_ticks([at for at, _ in ticks], [_plain(text) for _, text in ticks])
     if span := of.get("range"):
         limits(*([10**end for end in span] if of.get("log") else span))
+    low, high = getattr(axes, f"get_{name}lim")()
+    if of.get("log") and not of.get("ticks") and high < 10 * low:  # no power of ten, which alone have labels
+        axis.set_major_locator(MaxNLocator(4))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     if titled:
         getattr(axes, f"set_{name}label")(_plain(of.get("title") or ""))
 
@@ -181,7 +187,7 @@ def _short(value: float, form: str) -> str:
     """The two formats of d3 that charts use: `,d` and `~s`."""
     if form == ",d":
         return f"{value:,.0f}"
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:g}{unit}"
     return f"{value:g}"

@@ -17,7 +17,7 @@ from canonlm.report.section import section_blocks
 from canonlm.report.text_section import text_blocks
 from canonlm.report.theme import looks
 from canonlm.runs.folder import Folders, as_paths
-from canonlm.runs.load import Run
+from canonlm.runs.load import Run, in_short
 from canonlm.runs.table import RUN_COLUMNS, SCHEMA, measurements, write_csv
 
 MAX_NAMES = 3
@@ -94,11 +94,12 @@ def _facts(play: Play) -> list[str]:
 
 def _closing(play: Play) -> list[Block]:
     remarks = [LeftOut(run.name, "; ".join(_remarks(run))) for run in play.runs if _remarks(run)]
-    left_out = [f"{entry.name}: {entry.reason}" for entry in (*play.left_out, *remarks)]
+    entries = [*play.left_out, *remarks]
+    left_out = [f"{entry.name}: {entry.reason}" for entry in in_short(entries)]
     unknown = "The command was not recorded; the config.yaml of each run holds all its settings."
     command: Block = {"code": play.command} if play.command else {"text": unknown}
     return [
-        *fold(f"What was left out ({len(left_out)})", [{"list": left_out}] if left_out else []),
+        *fold(f"What was left out ({len(entries)})", [{"list": left_out}] if left_out else []),
         *fold("Run it again", [command]),
         {"sheet": {"name": "report.csv", "text": numbers_csv(play)}},
     ]

@@ -7,6 +7,7 @@ from pathlib import Path
 from canonlm.core.files import write_text
 from canonlm.report.blocks import Block, fold, page
 from canonlm.report.results_payload import Shown, model_looks, payload
+from canonlm.runs.load import in_short
 
 TITLE = "Published results"
 ABOUT = (
@@ -31,14 +32,14 @@ def write_results(shown: Shown, out: Path) -> Path:
 
 def render(shown: Shown) -> str:
     results = payload(shown)
-    left_out = [f"{entry.name}: {entry.reason}" for entry in shown.left_out]
+    left_out = [f"{entry.name}: {entry.reason}" for entry in in_short(shown.left_out)]
     blocks: list[Block] = [
         {"view": "headline"},
         {"note": ABOUT},
         {"view": "bar"},
         {"view": "overview"},
         *(part for view, name in FOLDS.items() for part in fold(name, [{"view": view}], opened=view == "models")),
-        *fold(f"What was left out ({len(left_out)})", [{"list": left_out}] if left_out else []),
+        *fold(f"What was left out ({len(shown.left_out)})", [{"list": left_out}] if left_out else []),
     ]
     views = ("results", "headline", "bar", "overview", *FOLDS)
     return page(TITLE, [], blocks, model_looks(results["models"]), views=views, results=results)

@@ -14,6 +14,7 @@ from canonlm.report.format import scale_words, score_label
 from canonlm.report.play import Play
 from canonlm.report.section import by_rate, by_scale, ranking
 from canonlm.report.text_section import every_run, scores_blocks
+from canonlm.runs.load import in_short
 from canonlm.runs.rows import is_slice
 from canonlm.runs.summary import Architecture, adjusted, columns_of, scales_of
 
@@ -57,7 +58,7 @@ def tables(play: Play) -> Iterator[Table | Text]:
     for run in play.runs:
         if remarks := [*([] if run.finished else [run.state]), *run.damage]:
             yield Text(plain(f"{run.name}: {'; '.join(remarks)}"), style="yellow")
-    for entry in play.left_out:
+    for entry in in_short(play.left_out):
         yield Text(plain(f"{entry.name}: left out, {entry.reason}"), style="yellow")
 
 

@@ -30,6 +30,19 @@ class LeftOut:
     reason: str
 
 
+NOT_BEGUN = "nothing recorded yet"
+
+
+def in_short(left_out: Iterable[LeftOut]) -> list[LeftOut]:
+    """The same, with all runs that have recorded nothing as one entry at the end: a changed plan leaves many."""
+    entries = list(left_out)
+    waiting = [entry for entry in entries if entry.reason == NOT_BEGUN]
+    if len(waiting) < 2:
+        return entries
+    others = [entry for entry in entries if entry.reason != NOT_BEGUN]
+    return [*others, LeftOut(f"{len(waiting):,} runs", f"{NOT_BEGUN} ({waiting[0].name} and others)")]
+
+
 @dataclass(frozen=True)
 class Source:
     """A text that is read; `content`: the sha256 of the folder's content, if the run has recorded it."""
@@ -182,7 +195,7 @@ def read_runs(folders: Iterable[str | Path]) -> tuple[list[Run], list[LeftOut]]:
         if run.evals or run.train:
             runs.append(run)
         else:
-            left_out.append(LeftOut(run.name, "; ".join(("nothing recorded yet", *run.notes))))
+            left_out.append(LeftOut(run.name, "; ".join((NOT_BEGUN, *run.notes))))
     return runs, left_out
 
 

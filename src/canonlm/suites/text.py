@@ -9,7 +9,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from pydantic import Field, PositiveInt
@@ -21,7 +21,7 @@ from canonlm.core.untrusted import parse_json, read_bytes
 from canonlm.core.user_folders import expanded
 from canonlm.models.build import wrap
 from canonlm.runs.answers import Row
-from canonlm.runs.seed_statistics import Interval, t_interval
+from canonlm.runs.documents import bits_per_byte
 from canonlm.suites.load_model import Subject
 from canonlm.suites.questions import Score
 from canonlm.train.config import Settings
@@ -45,17 +45,6 @@ class TextSettings(Settings):
     @property
     def name(self) -> str:
         return f"text-{Path(self.file).stem}"
-
-
-class Difference(NamedTuple):
-    """A mean over documents that both models read, the second model minus the first, with its 95 % interval (None for
-    one document). `position`: the min number of tokens before those that count; None: the whole document."""
-
-    measure: str
-    position: int | None
-    mean: float
-    interval: Interval | None
-    documents: int
 
 
 def documents(settings: TextSettings) -> list[str]:
@@ -145,7 +134,7 @@ def _losses(subject: Subject, ids: list[int], context: int, batch_size: int | No
 
 def scores(read: Sequence[Row]) -> list[Score]:
     """Bits per byte: the mean over documents, with its standard error. Perplexity of all tokens. Nats by position."""
-    bits = [_bits(row) for row in read]
+    bits = [bits_per_byte(row) for row in read]
     error = statistics.stdev(bits) / math.sqrt(len(bits)) if len(bits) > 1 else None
     options: dict[str, Any] = {"higher_is_better": False, "share": False}
     loss = sum(row["nats"] for row in read) / max(1, sum(row["tokens"] for row in read))
@@ -157,26 +146,3 @@ def scores(read: Sequence[Row]) -> list[Score]:
         nats, tokens = (sum(row["positions"].get(str(position), (0, 0))[i] for row in read) for i in (0, 1))
         results.append(Score("loss", nats / tokens, None, int(tokens), {"position": position}, **options))
     return results
-
-
-def differences(ours: Sequence[Row], theirs: Sequence[Row], same_tokens: bool) -> list[Difference]:
-    """The second model minus the first, paired by document; by position, too, if both have the same tokens."""
-    pairs = list(zip(ours, theirs, strict=True))
-    made = [_difference("bits per byte", None, [_bits(b) - _bits(a) for a, b in pairs])]
-    places = {int(place) for row in ours for place in row["positions"]} if same_tokens else set()
-    for position in sorted(places):
-        both = [
-            [row["positions"][str(position)] for row in pair] for pair in pairs if str(position) in pair[0]["positions"]
-        ]
-        losses = [[nats / tokens for nats, tokens in pair] for pair in both]
-        made.append(_difference("nats per token", position, [b - a for a, b in losses]))
-    return made
-
-
-def _difference(measure: str, position: int | None, values: list[float]) -> Difference:
-    interval = t_interval(values) if len(values) > 1 else None
-    return Difference(measure, position, statistics.mean(values), interval, len(values))
-
-
-def _bits(row: Row) -> float:
-    return row["nats"] / math.log(2) / max(1, row["bytes"])

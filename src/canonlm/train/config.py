@@ -56,7 +56,7 @@ class Model(Settings):
     @model_validator(mode="after")
     def _weights_are_known(self) -> "Model":
         if self.weights is not None and self.weights_sha256 is None:
-            what = "no value: only `canonlm train` and `canonlm launch` start from weights"
+            what = "no value: start from weights by `canonlm train RECIPE model.weights=FOLDER`, or by `canonlm launch`"
             raise expected("model.weights", what, self.weights)
         return self
 

@@ -22,7 +22,7 @@ from canonlm.runs.folder import Folders, read_config
 from canonlm.runs.gather import Gathered, gather
 from canonlm.runs.identity import NOT_IN_GROUP, NOT_IN_IDENTITY, flat, short_size, what_differs, write
 from canonlm.runs.identity import settings as settings_of
-from canonlm.runs.load import LeftOut, Run, shape_of, tokens_of
+from canonlm.runs.load import NOT_BEGUN, LeftOut, Run, shape_of, tokens_of
 from canonlm.runs.rows import DAMAGE
 from canonlm.runs.table import PERCENT, QUESTION, RUN_COLUMNS, SHARE, fitting, measurements, parts_of, results, tasks_of
 
@@ -192,7 +192,7 @@ def settings(gathered: Iterable[Gathered]) -> dict[str, dict[str, Any]]:
 
 
 def _has_no_numbers(entry: LeftOut) -> bool:
-    return entry.reason.startswith(("text", "nothing recorded yet"))
+    return entry.reason.startswith(("text", NOT_BEGUN))
 
 
 def _damage(run: Run) -> list[LeftOut]:
