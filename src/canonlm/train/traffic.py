@@ -1,4 +1,4 @@
-"""The bytes that the devices of a run send each other in a training step, computed from the layout before any is started.
+"""The bytes that the devices of a run send each other in a training step, computed from its layout in advance.
 
 FSDP gathers a block's weights before its forward and again before its backward, for each micro-batch; those outside
 blocks (embedding, last norm, head) once, as they are kept between the two. Gradients are reduced in float32, once a
