@@ -14,7 +14,7 @@ test: .venv/installed-dev  ## the tests, without the long matrices
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not browser and not slurm and not peers and not kernels and not serving and not gpu"
 
 test-all: .venv/installed-dev  ## the long matrices, one more at a time than two cores, because some only wait
-	$(BIN)/python -m pytest -q -n 3 --dist worksteal -m "slow and not browser and not slurm and not peers and not kernels and not serving and not gpu"
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal --durations=25 -m "slow and not browser and not slurm and not peers and not kernels and not serving and not gpu"
 
 test-browser: .venv/installed-dev  ## the report in headless Chromium (Debian's chromium and chromium-driver)
 	(command -v chromium && command -v chromedriver) >/dev/null || (apt-get update && apt-get install -y chromium chromium-driver)

@@ -173,7 +173,7 @@ copying-micro:
 def test_a_profile_from_nothing_to_its_page(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(schema, "SETTINGS", tmp_path / "settings.yaml")
     (tmp_path / "settings.yaml").write_text(SETTINGS)
-    command = ["profile", "llama,llama+canon", "--out", str(tmp_path / "out"), "--seeds", "1"]
+    command = ["profile", "llama,llama+canon", "--only", "copying", "--out", str(tmp_path / "out"), "--seeds", "1"]
     assert cli.main([*command, "--dry-run"]) == 0
     assert "0 of 15 runs, about" in capsys.readouterr().out
     assert not (tmp_path / "out").exists()

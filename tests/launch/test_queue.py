@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 from collections import Counter
+from contextlib import suppress
 
 import pytest
 from filelock import FileLock
@@ -29,6 +30,10 @@ def append(path, line):
     os.close(descriptor)
 
 
+def begun(log):
+    return log.read_text().count("begins")
+
+
 class StandIn:
     """Stands in for a training, in the worker's process: writes a row and a result after some milliseconds."""
 
@@ -37,6 +42,9 @@ class StandIn:
         self.run, self.lease, self.log = run, Lease(type(run.folder)(path), id), run.folder.parent / "log"
 
     def poll(self):
+        with suppress(FileNotFoundError):  # no longer on hold
+            if begun(self.log) >= int(self.log.with_name("hold").read_text()):
+                return None
         folder, me = self.run.folder, f"{self.run.name} {os.getpid()}"
         append(self.log, f"begins {me}")
         folder.mkdir(exist_ok=True)
@@ -56,8 +64,10 @@ class StandIn:
 
 
 def workers_with_kills(root, number, workers, kills, interval):
-    """Returns the names of the runs, the lines of their log, and the processes that were killed."""
+    """Returns the names of the runs, the lines of their log, and the processes that were killed. Until the last kill,
+    half of the runs do not begin: workers on a busy machine would otherwise end before it."""
     (root / "log").touch()
+    (root / "hold").write_text(str(number // 2))
     runs = [PlannedRun(f"run{i}", root / f"run{i}", None) for i in range(number)]
     context, rng, killed = multiprocessing.get_context("fork"), random.Random(number), set()
 
@@ -69,8 +79,7 @@ def workers_with_kills(root, number, workers, kills, interval):
 
     living = [begin() for _ in range(workers)]
     for target in sorted(rng.sample(range(number // 4), kills)):
-        # Kill by progress, not by time, and early: a fast or busy machine would finish before the last kill.
-        while (root / "log").read_text().count("begins") < target:
+        while begun(root / "log") < target:
             time.sleep(0.01)
         time.sleep(rng.uniform(0, 0.05))
         process = living.pop(rng.randrange(workers))
@@ -79,6 +88,7 @@ def workers_with_kills(root, number, workers, kills, interval):
         process.join()
         killed.add(process.pid)
         living.append(begin())
+    (root / "hold").unlink()
     for process in living:
         process.join()
     assert [process.exitcode for process in living] == [0] * workers
