@@ -1,4 +1,4 @@
-"""Canon-D, SiLU and product of a host's MLP in one kernel give the same numbers as hooks."""
+"""Canon-D, activation and product of a host's MLP in one call give the same numbers as hooks."""
 
 import copy
 import pickle
@@ -12,17 +12,16 @@ from transformers import DynamicCache
 
 import canonlm
 from canonlm.canonize import fused_mlp
-from canonlm.ops import canon_conv
 
 PACKED = {"position_ids": torch.cat([torch.arange(4), torch.arange(6)])[None].expand(2, -1), "use_cache": False}
 
 
 def step(model, **call):
-    """Logits, gradients and states of a training step, and the number of kernel calls."""
+    """Logits, gradients and states of a training step, and the number of such calls."""
     calls, model = [], model.train()
     with pytest.MonkeyPatch.context() as patch:
-        run = canon_conv.convolve_gated
-        patch.setattr(canon_conv, "convolve_gated", lambda *args: calls.append(args) or run(*args))
+        run = fused_mlp.canon_gated
+        patch.setattr(fused_mlp, "canon_gated", lambda *args: calls.append(args) or run(*args))
         model.zero_grad()
         out = model(ids(), labels=ids(), **call)
         out.loss.backward()
@@ -49,11 +48,8 @@ def test_a_step_equals_that_with_hooks(call, monkeypatch):
     assert_close(fused[2], hooked[2], atol=0, rtol=0)
 
 
-def test_padding_and_a_past_use_the_unfused_form():
+def test_a_past_is_read_layer_by_layer():
     model = canonized("llama", "ABCD", dtype=torch.float32)
-    mask = torch.ones(2, 10)
-    mask[0, :3] = 0
-    assert step(model, attention_mask=mask)[0] == 0
     cache = DynamicCache()
     model(ids(), past_key_values=cache)
     assert step(model, past_key_values=cache)[0] == 0

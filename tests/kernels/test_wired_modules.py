@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 from wired_models import documents, kernels, left_padded, tiny_model, tokens
 
 from canonlm import CanonLayer, canonize
-from canonlm.ops import canon_conv, selftest
+from canonlm.ops import selftest
 from canonlm.ops.kernels import dispatch, gated
 from canonlm.ops.selftest import Errors, judge
 
@@ -154,7 +154,6 @@ def test_a_wrong_kernel_is_not_used_and_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(dispatch, "SHAPE", (2, 12, 2))
     monkeypatch.setattr(selftest, "SHAPE", (2, 12, 2))
-    monkeypatch.setattr(canon_conv, "usable_gated", lambda *tensors, **how: False)  # as if numba were missing
     real = gated.run_backward
     monkeypatch.setattr(gated, "run_backward", lambda *a, **k: [1.1 * x for x in real(*a, **k)])
     is_right = judge(dispatch.KERNELS["gated"])

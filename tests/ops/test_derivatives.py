@@ -12,7 +12,6 @@ from canonlm import CanonLMConfig, CanonLMForCausalLM
 from canonlm.ops import causal_conv as convolution
 from canonlm.ops import fla
 from canonlm.ops.causal_conv import causal_conv
-from canonlm.ops.gated_conv_cpu import convolve_gated, usable_gated
 from canonlm.ops.gated_delta_rule import gated_delta_rule
 from canonlm.ops.gated_linear_attention import gated_linear_attention
 from canonlm.ops.rotary_conv_cpu import rotary_conv, usable_rotary
@@ -72,14 +71,6 @@ def test_every_derivative_in_double(name, monkeypatch):
     assert gradgradcheck(function, tensors, fast_mode=True, check_fwd_over_rev=True, check_rev_over_rev=True)
 
 
-def gated(gate, up, gate_taps, up_taps):
-    """The kernel, where it can be used."""
-    if usable_gated(gate, up, gate_taps, up_taps):
-        return convolve_gated(gate, up, gate_taps, up_taps, DOCS)
-    gate, up = (causal_conv(x, w.t()[:, None], doc_ids_BT=DOCS) for x, w in ((gate, gate_taps), (up, up_taps)))
-    return torch.nn.functional.silu(gate) * up
-
-
 def rotary(x, taps):
     cos, sin = ANGLES.cos(), ANGLES.sin()
     if usable_rotary(x, taps, cos, sin):
@@ -90,22 +81,18 @@ def rotary(x, taps):
     return torch.cat([*(torch.where(is_rotated, x, y) for x, y in zip(pairs, (a, b), strict=True)), rest], dim=-1)
 
 
-@pytest.mark.parametrize(
-    ("name", "function", "shapes"),
-    [("cpu_gated", gated, [(2, 5, 3)] * 2 + [(4, 3)] * 2), ("cpu_rotary_conv", rotary, [(2, 5, 15), (4, 15)])],
-)
-def test_kernels_in_single_precision(name, function, shapes):
+def test_a_kernel_in_single_precision():
     """Against the same derivatives of other operations, in double: those of the kernel's gradient, and forward mode."""
 
     def derivatives(dtype):
-        tensors, directions = normal(*shapes), normal(*shapes)
+        tensors, directions = (normal((2, 5, 15), (4, 15)) for _ in range(2))
         tensors = [x.detach().to(dtype).requires_grad_() for x in tensors]
         directions = tuple(x.detach().cos().to(dtype) for x in directions)
-        y = function(*tensors)
-        assert (f"canonlm_{name}" in str(y.grad_fn)) == (dtype == torch.float32)
+        y = rotary(*tensors)
+        assert ("canonlm_cpu_rotary_conv" in str(y.grad_fn)) == (dtype == torch.float32)
         first = torch.autograd.grad(y.sin().sum(), tensors, create_graph=True)
         second = torch.autograd.grad(sum((x * d).sum() for x, d in zip(first, directions, strict=True)), tensors)
-        return [*first, *second, *jvp(function, tuple(tensors), directions)]
+        return [*first, *second, *jvp(rotary, tuple(tensors), directions)]
 
     assert_close(derivatives(torch.float32), derivatives(torch.float64), check_dtype=False, atol=1e-4, rtol=1e-4)
 
@@ -114,7 +101,7 @@ def test_no_other_operator_has_a_backward():
     """Those of Triton refuse a second one (tests/kernels); `materialize` is the identity."""
     names = {name.split("::")[1] for name in torch._C._dispatch_get_all_op_names() if name.startswith("canonlm::")}
     with_backward = {name for name in names if f"{name}_backward" in names}
-    assert with_backward == {*OPS, "cpu_gated", "cpu_rotary_conv", "conv", "gated", "normed", "rotary"} - {
+    assert with_backward == {*OPS, "cpu_rotary_conv", "conv", "gated", "normed", "rotary"} - {
         "in place",
         "vectors",
     }

@@ -45,15 +45,13 @@ def canon_gated(
     up: Tensor,
     layout: Layout,
     state: State = NONE,
-    *,
-    exact: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """act(canon(gate)) * canon(up), and the state. exact: see `gated_conv`."""
+    """act(canon(gate)) * canon(up), and the state."""
     layers: Any = canons
     if all(map(_is_plain, layers)):
         name = ACTS.get(type(act), "") if untouched(act) else ""
         convs = [canon.conv(x) for canon, x in zip(layers, (gate, up), strict=True)]
-        return gated_conv(gate, up, convs, act, layout, state, name=name, exact=exact)
+        return gated_conv(gate, up, convs, act, layout, state, name=name)
     [gate, up], after = canon_all(canons, (gate, up), layout, state)
     return act(gate) * up, after
 

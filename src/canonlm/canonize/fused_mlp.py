@@ -99,7 +99,7 @@ class GatedSite:
             keys = [call.key_of(name, canon) for name, canon in zip(self.names, canons, strict=True)]
             if cache is None or canon_cache.read(cache, keys[0], 1) is None:
                 state = State(None, cache is not None)
-                y, after = canon_gated(canons, act, gate, up, layout.tokens, state, exact=True)
+                y, after = canon_gated(canons, act, gate, up, layout.tokens, state)
                 if cache is not None and after is not None:
                     for key, x, own in zip(keys, (gate, up), after.split(gate.shape[-1], dim=1), strict=True):
                         canon_cache.write(cache, key, own, x, layout.tokens.attention_mask)

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn.functional import pad, silu
 
 from canonlm.ops.causal_conv import causal_conv, conv_state
-from canonlm.ops.gated_conv_cpu import convolve_gated, usable_gated
 from canonlm.ops.kernels.api import CANON, GATED, NORMED, Forms, fits_normed, last_real, reach_of, rotary, runs_on
 from canonlm.ops.kernels.dispatch import usable
 from canonlm.ops.rotary_conv_cpu import rotary_conv, usable_rotary
@@ -72,21 +71,13 @@ def gated_conv(
     state: State = NONE,
     *,
     name: str = "",
-    exact: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """act(conv(gate)) * conv(up), and the state. name: by which kernels know the activation; "": they do not. exact:
-    use a CPU's kernel only if its SiLU is torch's, bit by bit."""
+    """act(conv(gate)) * conv(up), and the state. name: by which kernels know the activation; "": they do not."""
     xs = gate, up
     plain = name and not has_gaps(layout, xs) and all(map(_only_convolves, convs))
     if plain and not _needs_gradient(state) and (how := _launch("gated", xs, convs)) is not None:
         del how["biases"]
         return _run(GATED, xs, how | {"activation": name}, xs, layout, state)
-    fresh = layout.attention_mask is None and state.before is None and (exact or not state.is_returned)
-    if plain and name == "silu" and fresh:
-        gate_taps, up_taps = _all_in_taps(xs, convs)
-        if usable_gated(gate, up, gate_taps, up_taps, exact=exact):
-            y = convolve_gated(gate, up, gate_taps, up_taps, layout.doc_ids)
-            return y, state_after(xs, max(conv.taps.shape[-1] for conv in convs), layout, state)
     [gate, up], after = canon_conv(xs, convs, layout, state)
     return act(gate) * up, after
 

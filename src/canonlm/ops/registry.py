@@ -14,7 +14,6 @@ from torch import Tensor
 from canonlm.ops import fla, gated_delta_rule, gated_linear_attention, packed_attention, ssd
 from canonlm.ops.causal_conv import causal_conv, conv_state
 from canonlm.ops.causal_conv_cpu import has_numba
-from canonlm.ops.gated_conv_cpu import convolve_gated
 from canonlm.ops.kernels import api, dispatch
 from canonlm.ops.rotary_conv_cpu import rotary_conv
 from canonlm.ops.selftest import LIMITS, Errors, Kernel, attempt, record, recorded
@@ -38,7 +37,6 @@ def forms(device: torch.device) -> list[Form]:
         conv += [Form(kernel, _TRITON[name], both, why) for name, kernel in dispatch.KERNELS.items()]
     if device.type != "cuda":
         if has_numba():
-            conv += [Form(GATED_ON_CPU, "Canon at D of a gated MLP", both[:1])]
             conv += [Form(ROTARY_ON_CPU, "Canon at B of attention", both[:1])]
         return [*conv, *(Form(kernel, used_for, both) for kernel, used_for in _CHUNKED)]
     why = "" if fla.installed() else "flash-linear-attention cannot be imported (pip install 'canonlm[gpu]')"
@@ -159,20 +157,6 @@ def _conv_definition(x, taps, state, doc_ids):
 
 
 CONV = Kernel("causal convolution", _conv, _conv_definition, dispatch.conv_inputs)
-
-
-def _gated_on_cpu(x, y, taps, y_taps, state, doc_ids):
-    kernel, time, both = taps.shape[-1], x.shape[1], torch.cat([x, y], dim=-1)
-    after = conv_state(both, kernel, doc_ids_BT=doc_ids, state_BCK=state)
-    both, doc_ids = dispatch.as_tokens(both, state, doc_ids)
-    unit = torch.eye(kernel, dtype=taps.dtype)[-1]  # the residual
-    weight, y_weight = ((each[:, 0] + unit).T.contiguous() for each in (taps, y_taps))
-    gate, up = both.chunk(2, dim=-1)
-    return convolve_gated(gate, up, weight, y_weight, doc_ids)[:, -time:], after
-
-
-_GATED = dispatch.KERNELS["gated"]
-GATED_ON_CPU = Kernel("gated convolution", _gated_on_cpu, _GATED.definition, _GATED.inputs, _GATED.wide)
 
 
 def _rotary_on_cpu(x, taps, state, doc_ids):
