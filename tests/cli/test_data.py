@@ -128,7 +128,16 @@ def test_types_and_metadata(depo):
     assert about.pop("version")
     assert about == {
         "task": "depo",
-        "settings": {"N": 6, "K": 3, "train_k": None, "M": 4, "name_vocab": 3, "min_name_len": 1, "max_name_len": 2},
+        "settings": {
+            "N": 6,
+            "test_lengths": None,
+            "K": 3,
+            "train_k": None,
+            "M": 4,
+            "name_vocab": 3,
+            "min_name_len": 1,
+            "max_name_len": 2,
+        },
         "split": "train",
         "seed": 2,
         "n": 7,

@@ -13,8 +13,9 @@ from canonlm.train.load_config import merge, read_yaml
 
 # (context, batch, learning rates, seeds, weight decay, loss on), for lines of the paper's table with equal values.
 DEPO = (2048, 128, (3e-4, 5e-4, 1e-3, 2e-3), 1, 0.03, "answer")
-DEPO1 = {"K": 8, "train_k": None, "M": 10, "name_vocab": 50, "min_name_len": 1, "max_name_len": 2}
+DEPO1 = {"test_lengths": None, "K": 8, "train_k": None, "M": 10, "name_vocab": 50, "min_name_len": 1, "max_name_len": 2}
 DEPO2 = {
+    "test_lengths": None,
     "K": 16,
     "train_k": None,
     "M": 10,
