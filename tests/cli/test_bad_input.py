@@ -39,7 +39,7 @@ MISTAKES = [
     ("play copying --preset tinny", 'unknown preset "tinny". Did you mean "tiny"?'),
     (
         "play copying --difficulty hard",
-        "--difficulty only works with --preset paper: the tiny preset of copying has only one",
+        "--difficulty only works with presets of papers: the tiny preset of copying has only one",
     ),
     ("play depo --preset paper --difficulty depo1-22", 'unknown depo difficulty "depo1-22". Did you mean'),
     ("play copying train.stepz=3", 'unknown setting "train.stepz". Did you mean "train.steps"?'),

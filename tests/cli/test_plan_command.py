@@ -47,7 +47,7 @@ def test_a_published_run(capsys):
     assert parts["optimizer"] == pytest.approx(8 * 1_364_396_032 / 128 / 2**30, abs=0.01)
 
 
-def test_what_a_step_sends(capsys):
+def test_what_a_step_sends():
     """By hand, for a Llama of 24 layers on 128 GPUs: FSDP gathers blocks twice and the rest once, in bfloat16."""
     run = load(find("Llama-1B-Nemo-1T-lr0.002"), [QUICK])
     plan = make_plan(run, 128, "h100")
@@ -59,6 +59,9 @@ def test_what_a_step_sends(capsys):
     total = plan.traffic.total
     assert plan.sending == pytest.approx(total / 400e9)  # eight links of 50 GB/s a machine, less than NVLink
     assert make_plan(run, 8, "h200").sending == pytest.approx(make_plan(run, 8, "h200").traffic.total / 450e9)
+    slow = make_plan(run, 128, "h100", network=0.1)
+    assert slow.sending > slow.computing == plan.computing
+    assert slow.days == pytest.approx(240_000 * slow.sending / 86400)
     copies = make_plan(load(find("Llama-1B-Nemo-1T-lr0.002"), [QUICK, "parallel.dp_replicate=16"]), 128, "h100")
     assert copies.traffic.copies == pytest.approx(4 * plan.parameters / 8 * 2 * 15 / 16)
     within = (copies.traffic.gathers + copies.traffic.reductions) / 450e9

@@ -200,7 +200,7 @@ def test_mistakes_name_the_choices():
         (("depo", "tinny"), 'unknown preset "tinny". Did you mean "tiny"?'),
         (("depo", "paper", "depo1-226"), 'unknown depo difficulty "depo1-226". Did you mean "depo1-225"?'),
         (("depo", "zoology-fig2"), "--preset: expected one of depo; `canonlm play recall` has this one, got"),
-        (("depo", "tiny", "depo1-225"), "--difficulty only works with --preset paper: the tiny preset of depo"),
+        (("depo", "tiny", "depo1-225"), "--difficulty only works with presets of papers: the tiny preset of depo"),
     ):
         with pytest.raises(ValueError) as caught:
             load_preset(*arguments)

@@ -20,7 +20,7 @@ WHAT = typer.Argument(
     autocompletion=lambda: [*completion.recipes(), *completion.tasks()],
     metavar="WHAT",
 )
-PRESET = typer.Option(help="For a task: tiny, small or paper.", autocompletion=completion.presets)
+PRESET = typer.Option(help="For a task: as in `canonlm play`.", autocompletion=completion.presets)
 DIFFICULTY = typer.Option(help="For a task: one of its named difficulties.")
 ARCH = typer.Option(help="For a task: architectures, separated by commas.", autocompletion=completion.architectures)
 GPUS = typer.Option(
@@ -61,6 +61,8 @@ def plan(
 
 
 class Machines(NamedTuple):
+    """The arguments of `make_plan` after the number of GPUs."""
+
     gpu: str
     mfu: float
     network: float
@@ -130,16 +132,16 @@ def _show_several(name: str, run: "later.config.RunConfig", counts: list[int], m
             refused.append(f"{gpus:,} GPUs: {error}")
             continue
         times = f" x {planned.accumulation:,}" if planned.accumulation > 1 else ""
-        days = planned.days * max(planned.computing, planned.sending) / planned.computing
         table.add_row(
             f"{gpus:,}", f"{planned.micro_batch:,}{times}", later.plan.readable(planned.memory.total),
             f"{planned.traffic.total / 1e9:,.1f} GB", f"{planned.sending:.3g} s", f"{planned.computing:.3g} s",
-            f"{days:,.1f}", f"{days * 24 * gpus:,.0f}",
+            f"{planned.days:,.1f}", f"{planned.days * 24 * gpus:,.0f}",
         )  # fmt: skip
     if table.row_count:
         Console(width=max(100, Console().width)).print(table)
         say("days: of computing or of sending, whichever takes longer: if both happen at the same time")
-    say("\n".join(refused))
+    for reason in refused:
+        say(reason)
     if not table.row_count:
         raise ValueError(f"--gpus: none of {', '.join(map(str, counts))} is possible")
 

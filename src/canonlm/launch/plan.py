@@ -51,9 +51,9 @@ class Plan:
     memory: Memory  # of a device, with that micro-batch
     usable: float  # of a device's memory, in bytes
     peak: float  # of a device, FLOP/s
-    days: float
+    days: float  # of steps that take the longer of computing and sending
     traffic: Traffic  # of a device, in a step
-    sending: float  # seconds of a step, if nothing else happened meanwhile
+    sending: float  # seconds of a step
     computing: float  # the same
     width: str  # advice on the MLP's width, if any
     state: State | None  # of one sequence of data.seq_len tokens
@@ -219,8 +219,9 @@ def with_vocabulary(run: RunConfig) -> RunConfig:
 
 def make_plan(run: RunConfig, gpus: int, gpu: str, mfu: float = MFU, network: float = NETWORK) -> Plan:
     """The plan with the run's `parallel.micro_batch_size`, or else the largest that fits. `mfu`: the share of the peak
-    that training reaches; network: GB/s of a GPU to those of other machines, in each direction. Days are of computing
-    alone. ValueError: no such GPU, a layout that does not divide, or a run that cannot fit."""
+    that training reaches; network: GB/s of a GPU to those of other machines, in each direction. A step takes the longer
+    of computing and sending, as if they overlapped. ValueError: no such GPU, a layout that does not divide, or a run
+    that cannot fit."""
     _check(gpu, mfu)
     if gpus < 1:
         raise expected("--gpus", "an integer >= 1", gpus)
@@ -238,12 +239,13 @@ def make_plan(run: RunConfig, gpus: int, gpu: str, mfu: float = MFU, network: fl
     tokens = tokens_of(run)
     per_token, peak = flops_per_token(model, run.data.seq_len), peak_flops_of(gpu, run.train.precision)
     sent = traffic(model, run, gpus, micro_batch)
-    seconds = tokens * per_token / (gpus * peak * mfu)
+    computing = tokens * per_token / (gpus * peak * mfu) / run.train.steps
+    sending = sent.seconds(run, gpus, gpu, network)
     return Plan(
         parameters=model.num_parameters, tokens=tokens, flops_per_token=per_token, shards=device.shards,
         windows=device.windows, micro_batch=micro_batch, memory=memory, usable=usable, peak=peak,
-        days=seconds / DAY, computing=seconds / run.train.steps, traffic=sent,
-        sending=sent.seconds(run, gpus, gpu, network), state=model.state(run.data.seq_len),
+        days=run.train.steps * max(computing, sending) / DAY, computing=computing, traffic=sent, sending=sending,
+        state=model.state(run.data.seq_len),
         width=slow_width(run, model),
     )  # fmt: skip
 

@@ -21,7 +21,7 @@ from canonlm.report.format import (
     score_label,
     slice_label,
     span,
-)  # fmt: skip
+)
 from canonlm.runs.groups import Group, by_run
 from canonlm.runs.identity import short
 from canonlm.runs.load import Run
@@ -81,48 +81,39 @@ def unfinished_curves(runs: Sequence[Run], groups: Sequence[Group], keys: Sequen
     return {"panels": panels, "series": series}
 
 
-def final_chart(archs: Sequence[Architecture], keys: Sequence[str], chance: Mapping[str, float]) -> Chart:
+def final_chart(
+    archs: Sequence[Architecture], keys: Sequence[str], chance: Mapping[str, float], largest: float | None = None
+) -> Chart:
     """Final accuracy per slice of one scale and architecture, each at its best rate: bars side by side, or for a scale
-    with many numeric values a line per architecture."""
+    with many numeric values a line per architecture. largest: of a scale of sizes (the number in a key such as `n=32`),
+    the largest size of training, which is marked on the axis of sizes."""
     shown = [a for a in archs if a.best]
     labels = [quantity(a.task, key).label for a in shown[:1] for key in keys]
-    lines = len(keys) > MAX_BARS_PER_NAME and all(any(map(str.isdigit, key)) for key in keys)
+    sizes = [float(key.partition("=")[2]) for key in keys] if largest else []
+    places: Sequence[Any] = sizes or labels
+    lines = bool(sizes) or (len(keys) > MAX_BARS_PER_NAME and all(any(map(str.isdigit, key)) for key in keys))
     series: list[Series] = []
+    if largest:
+        series.append(level(TRAINED, [largest] * 2, [0, 1], f"training has at most {largest:g}", "solid", 0))
     for a in shown:
         assert a.best is not None
         spreads = [a.best.slices.get(key) for key in keys]
         hover = [f"{a.arch}, {label}\n{_about(s, percent, a.best.lr)}" if s else ""
                  for s, label in zip(spreads, labels, strict=True)]  # fmt: skip
-        points = [(label, s.mean if s else None) for s, label in zip(spreads, labels, strict=True)]
+        points = [(x, s.mean if s else None) for s, x in zip(spreads, places, strict=True)]
         series.append(series_of("bold" if lines else "bar", a.arch, points, hover=hover, **whiskers(spreads)))
-    if guessed := [(label, chance[key]) for key, label in zip(keys, labels, strict=True) if key in chance]:
+    if guessed := [(x, chance[key]) for key, x in zip(keys, places, strict=True) if key in chance]:
         x, y = zip(*guessed, strict=True)
-        series.append({
+        series.append(level(GUESS, x, y, "guessing", "dot", 0) if sizes else {
             "panel": 0, "kind": "dots", "name": GUESS, "style": {"symbol": "line-ew-open"}, "sizes": 30,
             "x": x, "y": y, "hover": "guessing",
         })  # fmt: skip
-    return {"panels": [{"title": "", "x": {"words": True}, "y": {"share": True}}], "series": series}
-
-
-def length_chart(archs: Sequence[Architecture], keys: Sequence[str], chance: Mapping[str, float], most: float) -> Chart:
-    """Final accuracy against the size of a sample (the number in a key such as `n=32`), a line per architecture at its
-    best rate. most: the largest size of training."""
-    sizes = [float(key.partition("=")[2]) for key in keys]
-    series: list[Series] = [level(TRAINED, [most, most], [0, 1], f"training has at most {most:g}", "solid", 0)]
-    if guessed := [(size, chance[key]) for size, key in zip(sizes, keys, strict=True) if key in chance]:
-        x, y = zip(*guessed, strict=True)
-        series.append(level(GUESS, x, y, [f"guessing scores {percent(share)}" for share in y], "dot", 0))
-    for a in archs:
-        reached = [(size, key, a.best.slices[key]) for size, key in zip(sizes, keys, strict=True)
-                 if a.best and key in a.best.slices]  # fmt: skip
-        hover = [f"{a.arch}, {slice_label(a.task, key)}\n{_about(spread, percent, a.best.lr)}"
-                 for _, key, spread in reached if a.best]  # fmt: skip
-        spreads = [spread for _, _, spread in reached]
-        points = [(size, spread.mean) for size, _, spread in reached]
-        series.append(series_of("bold", a.arch, points, hover=hover, **whiskers(spreads)))
-    x_axis = {"title": scale_words(archs[0].task, keys[0]).by, "log": max(sizes) >= 8 * min(sizes),
-              "ticks": [[size, f"{size:g}"] for size in sizes]}  # fmt: skip
-    return {"height": 280, "panels": [{"title": "", "x": x_axis, "y": {"share": True}}], "series": series}
+    axis: dict[str, Any] = {"words": True}
+    if sizes:
+        ticks = [[size, f"{size:g}"] for size in sizes]
+        axis = {"title": scale_words(shown[0].task, keys[0]).by, "log": max(sizes) >= 8 * min(sizes), "ticks": ticks}
+    panels = [{"title": "", "x": axis, "y": {"share": True}}]
+    return {"panels": panels, "series": series, **({"height": 280} if sizes else {})}
 
 
 def size_curves(archs: Sequence[Architecture], by: str = "parameters") -> Chart:

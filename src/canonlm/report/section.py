@@ -8,14 +8,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from canonlm.report.blocks import Block, Cell, caveat, chart, difference_cell, fold, spread_cell, table, value_cell
-from canonlm.report.charts import (
-    final_chart,
-    learning_curves,
-    length_chart,
-    loss_curves,
-    size_curves,
-    unfinished_curves,
-)  # fmt: skip
+from canonlm.report.charts import final_chart, learning_curves, loss_curves, size_curves, unfinished_curves
 from canonlm.report.format import count_of, listed, percent, quantity, scale_words, score_label, sentence
 from canonlm.report.play import Section
 from canonlm.report.sentences import choice, verdict
@@ -152,7 +145,7 @@ def _charts(archs: Sequence[Architecture], section: Section, number: int) -> lis
         charts.append(chart(f"curves-{number}", caption, learning_curves(archs, slices, section.chance)))
         if largest := largest_trained(section, slices):
             beyond = any(_size(key) > largest for key in slices)
-            drawn = chart(f"lengths-{number}", LENGTHS, length_chart(archs, slices, section.chance, largest))
+            drawn = chart(f"lengths-{number}", LENGTHS, final_chart(archs, slices, section.chance, largest))
             charts.insert(0 if beyond else 1, drawn)
     if measures:
         described = (quantity(section.task, key) for key in measures)
@@ -175,8 +168,8 @@ def _charts(archs: Sequence[Architecture], section: Section, number: int) -> lis
 
 
 def largest_trained(section: Section, keys: Sequence[str]) -> float | None:
-    """The largest size of training on the scale of these slices; None for other scales, or one
-    size."""
+    """The largest size of training on the scale of these slices. None if it is another kind of scale, or the test has
+    one size."""
     name = scale_words(section.task, keys[0]).trained
     value = (section.runs[0].config.get("task") or {}).get(name) if name else None
     sizes = [size for size in map(_size, keys) if math.isfinite(size)]
@@ -224,10 +217,9 @@ def _scales(archs: Sequence[Architecture], section: Section, number: int) -> lis
     for place, keys in enumerate(summary.scales_of(archs)[1:], 1):
         words = scale_words(section.task, keys[0])
         lead: list[Block] = [{"text": words.about}] if words.about else []
-        if largest := largest_trained(section, keys):
-            caption, drawn = LENGTHS, length_chart(archs, keys, section.chance, largest)
-        else:
-            caption, drawn = "Accuracy at the end of training.", final_chart(archs, keys, section.chance)
+        largest = largest_trained(section, keys)
+        caption = LENGTHS if largest else "Accuracy at the end of training."
+        drawn = final_chart(archs, keys, section.chance, largest)
         shown = chart(f"final-{number}-{place}", caption, drawn)
         gaps = _gaps(archs)
         note = [{"note": "Differences in percentage points."}] if gaps else []

@@ -79,7 +79,7 @@ def load_preset(task: str, name: str, difficulty: str | None = None) -> Preset:
         run = merge(merge(run, {"task": named}), changes)
         difficulty = chosen
     elif difficulty is not None:
-        raise ValueError(f"--difficulty only works with --preset paper: the {name} preset of {task} has only one")
+        raise ValueError(f"--difficulty only works with presets of papers: the {name} preset of {task} has only one")
     run = {**run, "preset": name, "task": {"name": task, **run.get("task", {})}}
     run["data"] = _fitted(run["data"], tasks.get(**run["task"]))
     lrs = tuple(float(lr) for lr in raw.get("lrs") or [run["train"]["optim"]["lr"]])
