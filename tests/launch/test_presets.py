@@ -186,7 +186,7 @@ def test_the_settings_of_peers_fit_and_build():
     assert peers_presets() == {"zoology-fig2": "recall", "mad-selective": "selective", "group-words": "state"}
     for name, task in peers_presets().items():
         for difficulty in read_yaml(PEERS / f"{name}.yaml")[0]["difficulties"]:
-            config = resolve({**load_preset(task, name, difficulty).run, "arch": "gdn2+canon=AB"})
+            config = resolve({**load_preset(task, name, difficulty).run, "arch": "gdn2+canon"})
             assert config.data.seq_len >= config.built_task.max_len
             assert build_model(config, "meta").module.config.num_hidden_layers == 2
             if name == "zoology-fig2":  # one sample a row, always with as many pairs
