@@ -37,6 +37,7 @@ CASES = {  # name: (task, difficulty, context)
     "palindrome-128": ("palindrome", "palindrome-128", 1024),
     "selective-256": ("selective", "selective-256", 1024),
     "stack-341": ("stack", "stack-341", 1024),
+    "dictionary-64": ("dictionary", "dictionary-64", 1024),
     "induction-256": ("induction", "induction-256", 1024),
     "capo-50k": ("capo", "capo-50k", 512),
 }

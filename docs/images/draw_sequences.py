@@ -122,6 +122,16 @@ def induction() -> Sheet:
     return _linked("induction", {"N": 12}, "What followed T1 before?", triggers, 5)
 
 
+def dictionary() -> Sheet:
+    def meanings(task: Any, sample: Any) -> Arcs:
+        for query in sample.queries:
+            key, row = sample.tokens[query.question_start], sample.tokens[: query.question_start].tolist()
+            yield len(row) - row[::-1].index(key), query.start
+
+    settings = {"N": 7, "keys": 4, "values": 9}
+    return _linked("dictionary", settings, "A key has the value that it had before. Which one?", meanings)
+
+
 def _row(
     name: str, settings: Mapping[str, Any], asks: str, index: int = 0, above: float = 20, gap: float = 16
 ) -> tuple[Any, Any, Sheet, list[Point]]:
@@ -152,5 +162,17 @@ def _with_states(sheet: Sheet, centres: list[Point], states: Mapping[int, str], 
 
 DRAWINGS = {
     drawing.__name__: drawing
-    for drawing in (parity, state, automaton, arithmetic, flipflop, palindrome, selective, recall, stack, induction)
+    for drawing in (
+        parity,
+        state,
+        automaton,
+        arithmetic,
+        flipflop,
+        palindrome,
+        selective,
+        recall,
+        dictionary,
+        stack,
+        induction,
+    )
 }

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from abuse.bases import PLAY
 
+from canonlm import tasks
+
 
 @dataclass(frozen=True)
 class Case:
@@ -95,8 +97,7 @@ CASES = [
     Case("verify, table", "answers", "copying.parquet", "data dump copying --n 4 --verify copying.parquet",
          streams=True),
     *(Case(f"verify, {task}", "answers", f"{task}.jsonl", f"data dump {task} --n 4 --verify {task}.jsonl", streams=True)
-      for task in ("arithmetic", "automaton", "brevo", "capo", "copying", "depo", "flipflop", "induction", "lano",
-                   "mano", "mqar", "palindrome", "parity", "recall", "selective", "stack", "state")),
+      for task in tasks.names()),
 ]  # fmt: skip
 
 SETTINGS = {
@@ -117,6 +118,7 @@ SETTINGS = {
     "data show palindrome --n 1": ("task.N",),
     "data show stack --n 1": ("task.stacks",),
     "data show induction --n 1": ("task.shown",),
+    "data show dictionary --n 1": ("task.key_length",),
     "plan run.yaml --gpus 1": ("arch", "model.num_hidden_layers", "train.batch_size", "model.fields.rope_theta"),
     "recipes show run.yaml": (
         "arch", "task.name", "model.hidden_size", "model.fields", "data.seq_len", "train.steps", "train.optim.lr",

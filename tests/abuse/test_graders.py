@@ -14,6 +14,7 @@ SMALL = {
     "capo": {"N": 20},
     "copying": {"N": 5},
     "depo": {"N": 6, "K": 2},
+    "dictionary": {"N": 6},
     "flipflop": {"N": 6},
     "induction": {"N": 9},
     "lano": {"grammar": "cfg3f"},

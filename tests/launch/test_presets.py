@@ -183,7 +183,9 @@ def test_every_preset_plans_and_builds(tmp_path, task, name, difficulty):
 
 
 def test_the_settings_of_peers_fit_and_build():
-    assert peers_presets() == {"zoology-fig2": "recall", "mad-selective": "selective", "group-words": "state"}
+    assert peers_presets() == {
+        "zoology-fig2": "recall", "mad-recall": "dictionary", "mad-selective": "selective", "group-words": "state",
+    }  # fmt: skip
     for name, task in peers_presets().items():
         for difficulty in read_yaml(PEERS / f"{name}.yaml")[0]["difficulties"]:
             config = resolve({**load_preset(task, name, difficulty).run, "arch": "gdn2+canon"})

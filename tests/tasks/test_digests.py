@@ -17,6 +17,8 @@ DIGESTS = {
     "copying copying-500": "03813f74220fbb05",
     "depo depo1-225": "ecdecf11f52cd415",
     "depo depo2-75": "b4f8d8d06440361f",
+    "dictionary dictionary-32-fuzzy": "4d8cc32df8d1a2b2",
+    "dictionary dictionary-64-noisy": "d30847a24d54d920",
     "flipflop flipflop-64": "aa69c5a37fd18408",
     "induction induction-256-rare": "ed881fa94040e1b2",
     "lano cfg3f": "2900e054acb27034",

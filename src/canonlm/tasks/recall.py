@@ -3,8 +3,7 @@
     bos  k v  n n  k v  k' v' …  ask  k' v'  n n  k v …        n: noise
 
 n bindings of a key to a value, in slots among noise; then a question about every key, in slots among filler. Keys of
-a sample differ, and so do values. The settings are those of Zoology's MQAR and its variants (arXiv 2312.04927), and of
-MAD's in-context recall (arXiv 2403.17844).
+a sample differ, and so do values. The settings are those of Zoology's MQAR and its variants (arXiv 2312.04927).
 """
 
 import re

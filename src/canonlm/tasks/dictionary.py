@@ -1,0 +1,216 @@
+"""Dictionary: what did this key mean before? In-context recall of MAD, where keys come again anywhere in the row.
+
+    bos  k3 v1  k5 v2  n n  k3 v1  …  k5 v2          n: noise
+
+n slots of two tokens or, with long keys and values, more. A slot has noise, or a key and its value, which is drawn when
+the key first comes. The last slot has a key that came before. The three tasks "in-context recall" of MAD (arXiv
+2403.17844): plain, noisy and fuzzy.
+"""
+
+import re
+from itertools import permutations
+from math import perm
+from typing import NamedTuple
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Vocab, register
+from canonlm.tasks.describe import Scale, counted
+from canonlm.tasks.lengths import LengthTask
+from canonlm.tasks.packing import IGNORE, compile_loop
+from canonlm.tasks.random import below, two_below
+from canonlm.tasks.spec import LengthSpec, Sizes
+from canonlm.tasks.tokens import MAX_CELLS
+
+MAX_SLOTS = 2**11
+BOS, FIRST = 0, 1
+
+
+@register("dictionary")
+class Dictionary(LengthTask):
+    """The values of keys that came before. Loss on these values."""
+
+    class Spec(LengthSpec):
+        N: int = Field(64, ge=2, le=MAX_SLOTS)  # training: n = N slots
+        keys: int = Field(8, ge=1, le=2**20)
+        values: int = Field(8, ge=1, le=2**20)
+        noise: float = Field(0, ge=0, le=0.95)  # the probability of noise in a slot
+        noise_words: int = Field(16, ge=1, le=2**10)
+        key_length: int = Field(
+            1, ge=1, le=8
+        )  # different tokens of a key: as many in the test, 1..key_length in training
+        value_length: int = Field(1, ge=1, le=8)  # different tokens of a value: 1..value_length
+        test_lengths: Sizes = None  # test: n uniform on these; None: n = N
+
+        @model_validator(mode="after")
+        def _sensible(self) -> "Dictionary.Spec":
+            for kind, words, length in (("key", self.keys, self.key_length), ("value", self.values, self.value_length)):
+                if not 0 < length * perm(words, length) <= MAX_CELLS:
+                    what = f"at most {kind}s ({words}), with {kind}_length x orders of so many at most {MAX_CELLS}"
+                    raise self.refuse(f"{kind}_length", what, length)
+            return self
+
+        def lengths(self) -> list[int]:
+            return self.sizes("test_lengths", self.N, range(2, MAX_SLOTS + 1), [self.N])
+
+    difficulties = {
+        "dictionary-64": {},
+        "dictionary-64-noisy": {"noise": 0.2},
+        "dictionary-32-fuzzy": {"N": 32, "keys": 7, "key_length": 3, "value_length": 3},
+    }
+    about = "The model reads keys and their values. Where a key comes again, it must give the same value."
+    scales = {"n": Scale("number of slots", counted("slot"), trained="N")}
+    one_length = True
+
+    def __init__(self, spec: Spec) -> None:
+        keys, values, noise = (
+            [f"{letter}{i}" for i in range(1, count + 1)]
+            for letter, count in (("k", spec.keys), ("v", spec.values), ("n", spec.noise_words if spec.noise else 0))
+        )
+        super().__init__(spec, Vocab(["bos", *keys, *values, *noise], ["bos"]))
+        self.max_len = 1 + self.longest * (spec.key_length + spec.value_length)
+        self.slot = re.compile(f"(?P<key>k{{1,{spec.key_length}}})v{{1,{spec.value_length}}}|nn")
+
+    def chance(self, slice: Slice) -> float:
+        """A guess among the values of the keys that came before: right where it hits the key, or an equal value."""
+        spec, lengths = self.spec, range(1, self.spec.value_length + 1)
+        equal = sum(1 / perm(spec.values, length) for length in lengths) / len(lengths) ** 2
+        right = asked = 0.0
+        for n in [int(slice["n"])] if slice else self.test_lengths:
+            for known, weight in enumerate(_known(n, perm(spec.keys, spec.key_length), spec.noise)[1:], 1):
+                right += weight * (1 / known + (1 - 1 / known) * equal)
+                asked += weight
+        return right / asked
+
+    def explain(self, sample: Sample, query: Query) -> str:
+        key, value = (sample.tokens[a:b] for a, b in ((query.question_start, query.start), (query.start, query.stop)))
+        before = sample.meta["before"][sample.queries.index(query)]
+        return f"{self.vocab.text(key)} had {self.vocab.text(value)}, {before} slot{'s' * (before > 1)} before"
+
+    def sampler(self, test: bool) -> Sampler:
+        spec = self.spec
+        keys = _rows(spec.keys, range(spec.key_length if test else 1, spec.key_length + 1), FIRST)
+        values = _rows(spec.values, range(1, spec.value_length + 1), FIRST + spec.keys)
+        return _loop, Tables(
+            self.lengths(test), *keys, *values, spec.noise, FIRST + spec.keys + spec.values, spec.noise_words
+        )
+
+    def _read(self, tokens: list[int]) -> tuple[dict, tuple[Query, ...]]:
+        kinds = "".join(self.vocab.name(token)[0] for token in tokens)
+        at, slots = self.vocab.after(tokens, 0, BOS), list[tuple[tuple[int, ...], int, int]]()
+        while at < len(tokens):
+            if (match := self.slot.match(kinds, at)) is None:
+                raise self.vocab.unlike(tokens, at, "a key and its value" + ", or noise" * bool(self.spec.noise))
+            start = match.end("key") if match["key"] else at
+            for part in (tokens[at:start], tokens[start : match.end()]):
+                if match["key"] and len({*part}) < len(part):
+                    raise Malformed(at, f"expected different tokens, got {self.vocab.text(part)}")
+            slots.append((tuple(tokens[at:start]), start, at := match.end()))
+        if not 2 <= len(slots) <= self.longest:
+            raise Malformed(at, f"expected 2 to {self.longest} slots before it, got {len(slots)}")
+        newest, values, queries, before = dict[tuple[int, ...], int](), {}, list[Query](), list[int]()
+        for place, (key, start, stop) in enumerate(slots):
+            if key in newest:
+                if tokens[start:stop] != values[key]:
+                    text = self.vocab.text
+                    raise Malformed(start, f"expected {text(values[key])}, got {text(tokens[start:stop])}")
+                queries.append(Query(start, stop, {"n": len(slots)}, start - len(key)))
+                before.append(place - newest[key])
+            elif place == len(slots) - 1:
+                raise self.vocab.unlike(tokens, start - len(key), "a key that came before")
+            if key:
+                newest[key], values[key] = place, tokens[start:stop]
+        return {"n": len(slots), "before": before}, tuple(queries)
+
+
+def _known(n: int, keys: int, noise: float) -> np.ndarray:
+    """By a number of keys: in how many slots of a row a key is asked for after so many different ones, on average."""
+    later = np.zeros(min(n, keys) + 1)  # how many were drawn, and the slot that never has noise is still to come
+    later[0] = 1
+    past, asked, count = np.zeros_like(later), np.zeros_like(later), np.arange(len(later))
+
+    def drawn(known: np.ndarray) -> np.ndarray:
+        new = known * (1 - count / keys)
+        return known - new + np.append(0, new[:-1])
+
+    for left in range(n - 1, 0, -1):
+        here, later = later / left, later * (1 - 1 / left)
+        asked += (here + (1 - noise) * (later + past)) * count / keys
+        past = noise * past + (1 - noise) * drawn(past) + drawn(here)
+        later = noise * later + (1 - noise) * drawn(later)
+    return asked + past
+
+
+def _rows(words: int, lengths: range, first: int) -> tuple[np.ndarray, np.ndarray]:
+    """All rows of different tokens, the shorter ones first, and by length where they begin and the last one ends."""
+    rows = np.zeros((sum(perm(words, length) for length in lengths), lengths[-1]), np.int32)
+    ends = [0]
+    for length in lengths:
+        ends.append(ends[-1] + perm(words, length))
+        some = list(permutations(range(first, first + words), length))
+        rows[ends[-2] : ends[-1], :length] = some
+    return rows, np.array(ends)
+
+
+class Tables(NamedTuple):
+    lengths: np.ndarray  # the values from which n is drawn
+    keys: np.ndarray  # rows of tokens, then zeros
+    key_ends: np.ndarray
+    values: np.ndarray
+    value_ends: np.ndarray
+    noise: float
+    first_noise: int
+    noise_words: int
+
+
+def _make_room(tables):
+    """The value of each key that came (-1: it did not), and these keys. Every draw leaves no key."""
+    return np.full(len(tables.keys), -1), np.empty(tables.lengths.max(), np.int64)
+
+
+def _draw(state, gamma, tables, room, tokens, targets):
+    lengths, keys, key_ends, values, value_ends, noise, first_noise, noise_words = tables
+    value_of, known = room
+    state, which = below(state, gamma, len(lengths))
+    n = lengths[which]
+    state, never_noise = below(state, gamma, n - 1)
+    tokens[0], targets[0] = BOS, IGNORE
+    at, count, few = 1, 0, int(noise * 2.0**32)
+    for slot in range(n):
+        if noise > 0 and slot not in (never_noise, n - 1):
+            state, draw = below(state, gamma, 2**32)
+            if draw < few:
+                state, one, two = two_below(state, gamma, noise_words, noise_words)
+                tokens[at], tokens[at + 1] = first_noise + one, first_noise + two
+                targets[at] = targets[at + 1] = IGNORE
+                at += 2
+                continue
+        if slot < n - 1:
+            state, length = below(state, gamma, len(key_ends) - 1)
+            state, key = below(state, gamma, key_ends[length + 1] - key_ends[length])
+            key += key_ends[length]
+        else:
+            state, key = below(state, gamma, count)
+            key = known[key]
+        for i in range(keys.shape[1]):
+            if keys[key, i]:
+                tokens[at], targets[at] = keys[key, i], IGNORE
+                at += 1
+        is_new = value_of[key] < 0
+        if is_new:
+            state, length = below(state, gamma, len(value_ends) - 1)
+            state, value = below(state, gamma, value_ends[length + 1] - value_ends[length])
+            known[count], value_of[key] = key, value_ends[length] + value
+            count += 1
+        for i in range(values.shape[1]):
+            token = values[value_of[key], i]
+            if token:
+                tokens[at], targets[at] = token, IGNORE if is_new else token
+                at += 1
+    for i in range(count):
+        value_of[known[i]] = -1
+    return at
+
+
+_loop = compile_loop(_draw, _make_room)
