@@ -43,7 +43,11 @@ def capo(batch, *lrs):
 # Each entry is a line of the paper's table: steps (None: all exposures), the above, settings of the task.
 PAPER = {
     "copying": {
-        "copying-500": (50_000, (1024, 32, (5e-4, 1e-3, 2e-3, 5e-3), 1, 0.03, "answer"), {"N": 500, "min_items": 500})
+        "copying-500": (
+            50_000,
+            (1024, 32, (5e-4, 1e-3, 2e-3, 5e-3), 1, 0.03, "answer"),
+            {"N": 500, "min_items": 500, "max_items": None, "test_lengths": None},
+        )
     },
     "depo": {
         "depo1-225": (87_500, DEPO, {"N": 225, **DEPO1}),

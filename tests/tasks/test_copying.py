@@ -1,5 +1,6 @@
 """Copying: the format by an independent reader, and the distribution."""
 
+import math
 from collections import Counter
 
 import numpy as np
@@ -77,3 +78,36 @@ def test_explanations_and_chance():
     lines = [task.explain(sample, query) for query in sample.queries]
     assert lines[1] == "the first 2 of 5 items, in the order of the list"
     assert lines[-1] == "all 5 items, in the order of the list"
+
+
+@given(st.integers(2, 12), st.integers(0, 2**40))
+def test_lists_longer_than_those_of_training(max_items, seed):
+    task = tasks.get("copying", N=24, min_items=1, max_items=max_items, test_lengths=["x1", "x1.5", "x2"])
+    lengths = [int(max_items * times) for times in (1, 1.5, 2)]
+    assert task.sample("train", seed, 0).meta["n"] <= max_items
+    sample = task.sample("test", seed, 0)
+    n = sample.meta["n"]
+    assert n in lengths
+    assert sample.queries[-1].slice == {"first": "all", "n": n}
+    assert all("n" not in query.slice for query in sample.queries[:-1])
+    assert [where for where in task.slices() if "n" in where] == [{"n": length} for length in lengths]
+    assert task.chance({"n": 2}) == 1 / (24 * 23)
+    assert task.chance({"first": "all"}) == sum(1 / math.perm(24, length) for length in lengths) / len(lengths)
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"N": 4, "min_items": 5}, "copying.min_items: expected an integer from 1 to N (4), got 5"),
+        ({"max_items": 33}, "copying.max_items: expected an integer from min_items (8) to N (32), got 33"),
+        ({"max_items": 7}, "copying.max_items: expected an integer from min_items (8) to N (32), got 7"),
+        (
+            {"test_lengths": ["x2"]},
+            "copying.test_lengths: expected different integers from 1 to 32, or multiples of 32",
+        ),
+    ],
+)
+def test_bad_settings(settings, line):
+    with pytest.raises(ValueError) as error:
+        tasks.get("copying", **settings)
+    assert line in str(error.value)

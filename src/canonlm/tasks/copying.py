@@ -13,10 +13,10 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Task, Vocab, register
-from canonlm.tasks.describe import Scale
+from canonlm.tasks.describe import Scale, counted
 from canonlm.tasks.packing import IGNORE, compile_loop
 from canonlm.tasks.random import below, shuffle
-from canonlm.tasks.spec import TaskSpec
+from canonlm.tasks.spec import Sizes, TaskSpec
 
 BOS, ANS, FIRST_ITEM = 0, 1, 2
 PREFIXES = (1, 2, 4)
@@ -27,8 +27,10 @@ class Copying(Task):
     """Copy n different items. Loss on the n copied tokens, not on the marker (as in the paper)."""
 
     class Spec(TaskSpec):
-        N: int = Field(32, ge=1, le=2**20)  # number of possible items; test: n = N
-        min_items: int = Field(0, ge=1)  # training: n uniform on min_items..N; default N // 4, at least 1
+        N: int = Field(32, ge=1, le=2**20)  # number of possible items
+        min_items: int = Field(0, ge=1)  # training: n uniform on min_items..max_items; default N // 4, at least 1
+        max_items: int | None = Field(None, ge=1)  # None: N
+        test_lengths: Sizes = None  # test: n uniform on these, and whole lists are sliced by n, too; None: n = N
 
         @model_validator(mode="before")
         @classmethod
@@ -40,7 +42,18 @@ class Copying(Task):
         def _in_range(self) -> "Copying.Spec":
             if self.min_items > self.N:
                 raise self.refuse("min_items", f"an integer from 1 to N ({self.N})", self.min_items)
+            if not self.min_items <= self.longest() <= self.N:
+                what = f"an integer from min_items ({self.min_items}) to N ({self.N})"
+                raise self.refuse("max_items", what, self.max_items)
+            self.lengths()
             return self
+
+        def longest(self) -> int:
+            """The largest n of training."""
+            return self.max_items or self.N
+
+        def lengths(self) -> list[int]:
+            return self.sizes("test_lengths", self.longest(), range(1, self.N + 1), [self.N])
 
     difficulties = {"copying-32": {"N": 32}, "copying-500": {"N": 500, "min_items": 500}}
     loss_on = "answer"
@@ -49,7 +62,8 @@ class Copying(Task):
     scales = {
         "first": Scale(
             "length of the start", lambda v: {"all": "whole list", "1": "first item"}.get(v, f"first {v} items")
-        )
+        ),
+        "n": Scale("number of items", counted("item"), trained="max_items"),
     }
 
     def __init__(self, spec: Spec) -> None:
@@ -58,12 +72,16 @@ class Copying(Task):
         self.max_len = 2 * spec.N + 2
 
     def slices(self) -> list[Slice]:
-        return [query.slice for query in _queries(self.spec.N)]
+        lengths = self.spec.lengths()
+        starts = [query.slice for query in _queries(lengths[-1])]
+        return [*starts, *({"n": n} for n in lengths if self.spec.test_lengths)]
 
     def chance(self, slice: Slice) -> float:
-        """The guess is a random list of different items; n = N."""
-        prefix = slice["first"]
-        return 1 / math.perm(self.spec.N, self.spec.N if prefix == "all" else int(prefix))
+        """The guess is a random list of different items."""
+        lengths = [int(slice["n"])] if "n" in slice else self.spec.lengths()
+        prefix = slice.get("first", "all")
+        parts = [n if prefix == "all" else int(prefix) for n in lengths if prefix == "all" or n >= int(prefix)]
+        return sum(1 / math.perm(self.spec.N, part) for part in parts) / len(parts)
 
     def explain(self, sample: Sample, query: Query) -> str:
         items, prefix = sample.meta["items"], query.slice["first"]
@@ -71,7 +89,9 @@ class Copying(Task):
         return f"{which}, in the order of the list"
 
     def sampler(self, test: bool) -> Sampler:
-        return _loop, Tables(self.spec.N if test else self.spec.min_items, self.spec.N)
+        spec = self.spec
+        sizes = spec.lengths() if test else range(spec.min_items, spec.longest() + 1)
+        return _loop, Tables(np.array(sizes), spec.N)
 
     def _read(self, tokens: list[int]) -> tuple[dict, tuple[Query, ...]]:
         n, items = len(tokens) // 2 - 1, set()
@@ -85,18 +105,21 @@ class Copying(Task):
             if right is None and token in items:
                 raise Malformed(i, f"{self.vocab.name(token)} a second time")
             items.add(token)
-        return {"n": n, "items": tuple(map(self.vocab.name, tokens[1 : n + 1]))}, _queries(n)
+        return {"n": n, "items": tuple(map(self.vocab.name, tokens[1 : n + 1]))}, _queries(
+            n, bool(self.spec.test_lengths)
+        )
 
 
-def _queries(n: int) -> tuple[Query, ...]:
+def _queries(n: int, by_length: bool = False) -> tuple[Query, ...]:
     """All queries start at the first copied token. Prefixes longer than the copy are left out."""
     start = n + 2
     prefixes = tuple(Query(start, start + t, {"first": t}, start - 1) for t in PREFIXES if t <= n)
-    return (*prefixes, Query(start, start + n, {"first": "all"}, start - 1))
+    of_length: Slice = {"n": n} if by_length else {}
+    return (*prefixes, Query(start, start + n, {"first": "all", **of_length}, start - 1))
 
 
 class Tables(NamedTuple):
-    min_items: int
+    sizes: np.ndarray  # the values from which n is drawn
     N: int
 
 
@@ -105,9 +128,9 @@ def _make_room(tables):
 
 
 def _draw(state, gamma, tables, items, tokens, targets):
-    min_items, N = tables
-    state, more = below(state, gamma, N - min_items + 1)
-    n = min_items + more
+    sizes, N = tables
+    state, which = below(state, gamma, len(sizes))
+    n = sizes[which]
     for i in range(N):
         items[i] = FIRST_ITEM + i
     state = shuffle(state, gamma, items, N, n)

@@ -109,7 +109,8 @@ class Dictionary(LengthTask):
             slots.append((tuple(tokens[at:start]), start, at := match.end()))
         if not 2 <= len(slots) <= self.longest:
             raise Malformed(at, f"expected 2 to {self.longest} slots before it, got {len(slots)}")
-        newest, values, queries, before = dict[tuple[int, ...], int](), {}, list[Query](), list[int]()
+        newest, values = dict[tuple[int, ...], int](), dict[tuple[int, ...], list[int]]()
+        queries, before = list[Query](), list[int]()
         for place, (key, start, stop) in enumerate(slots):
             if key in newest:
                 if tokens[start:stop] != values[key]:
