@@ -117,7 +117,7 @@ def test_a_key_has_no_token_twice():
         ({"keys": 2, "key_length": 3}, "dictionary.key_length: expected at most keys (2)"),
         (
             {"values": 100, "value_length": 8},
-            "dictionary.value_length: expected at most values (100), with value_length x",
+            "dictionary.value_length: expected at most values (100), and value_length x their orders",
         ),
         ({"N": 9, "test_lengths": [1]}, "dictionary.test_lengths: expected different integers from 2 to 2048"),
     ],

@@ -47,7 +47,7 @@ class Dictionary(LengthTask):
         def _sensible(self) -> "Dictionary.Spec":
             for kind, words, length in (("key", self.keys, self.key_length), ("value", self.values, self.value_length)):
                 if not 0 < length * perm(words, length) <= MAX_CELLS:
-                    what = f"at most {kind}s ({words}), with {kind}_length x orders of so many at most {MAX_CELLS}"
+                    what = f"at most {kind}s ({words}), and {kind}_length x their orders at most {MAX_CELLS}"
                     raise self.refuse(f"{kind}_length", what, length)
             return self
 
@@ -126,7 +126,7 @@ class Dictionary(LengthTask):
 
 
 def _known(n: int, keys: int, noise: float) -> np.ndarray:
-    """By a number of keys: in how many slots of a row a key is asked for after so many different ones, on average."""
+    """By a number of keys: in how many slots of a row a key is asked for after that many different ones, on average."""
     later = np.zeros(min(n, keys) + 1)  # how many were drawn, and the slot that never has noise is still to come
     later[0] = 1
     past, asked, count = np.zeros_like(later), np.zeros_like(later), np.arange(len(later))
