@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,27 @@ def test_runs_are_those_of_the_registered_experiments():
     mine = {run.name for run in runs_of(profile(ARCHS, ["depo", "mano"]), {})}
     assert len(mine & registered) == 2 * 2 * (3 * 2 + 5)  # two of three tuning seeds
     assert len(mine) == 2 * (2 * (3 * 3 + 5) + 5)  # five more of the first, against itself
+
+
+def test_every_size_is_trained_and_shares_no_run_with_another():
+    experiment = profile(ARCHS, ["depo"], sizes=["1L64D", "2L128D"])
+    planned = runs_of(experiment, {})
+    at_preset = {run.name for run in runs_of(profile(ARCHS, ["depo"]), {})}
+    assert len(planned) == len({run.name for run in planned}) == 2 * len(at_preset)
+    assert at_preset < {run.name for run in planned}  # the preset has 2L128D
+    assert Counter(grid.size_of(run.config) for run in planned) == dict.fromkeys(["1L64D", "2L128D"], len(at_preset))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        (["2L64D", "2L64D"], '--sizes: expected different sizes, got "2L64D"'),
+        (["64"], "sizes: expected layers and width"),
+    ],
+)
+def test_invalid_sizes(sizes, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        profile(ARCHS, ["depo"], sizes=sizes)
 
 
 def test_abilities_are_asked_for_by_name_and_share_runs():

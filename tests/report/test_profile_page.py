@@ -10,7 +10,7 @@ from reading import charts, visible_text
 from canonlm.experiments import grid
 from canonlm.experiments.profile import profile
 from canonlm.experiments.profile_results import profiled
-from canonlm.report.profile import caveats, headlines, noise, planned, verdicts
+from canonlm.report.profile import caveats, growth, headlines, noise, planned, verdicts
 from canonlm.report.profile_page import html
 from canonlm.runs.load import Result, Run
 from canonlm.runs.rows import Count, Evaluation, TrainRow
@@ -36,8 +36,10 @@ def _outcome(run, score, less=0.0):
     config = run.config
     task, steps = config.task["name"], config.train.steps
     rows = []
+    by_size = [config.model.hidden_size] * (score.__code__.co_argcount == 4)
+    end = score(task, config.arch, config.train.seed, *by_size)
     for quarter in range(1, 5):
-        right = round(1000 * max(0.0, quarter / 4 * score(task, config.arch, config.train.seed) - less))
+        right = round(1000 * max(0.0, quarter / 4 * end - less))
         rows.append(Evaluation(steps * quarter // 4, {key: Count(right, 1000) for key in SLICES[task]}, 1.0))
     speed = 4096.0 * (1 + ("canon" not in run.name))
     return Run(
@@ -296,3 +298,27 @@ def test_renders_in_a_browser(browser, tmp_path, width, scheme):
     assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
     assert errors(browser) == []
     assert requested(browser) == []
+
+
+@pytest.mark.parametrize(
+    ("small", "large", "means"),
+    [(0.5, 0.9, "grows [15.4, 58.1]"), (0.9, 0.5, "shrinks [−58.1, −15.4]"),
+     (0.9, 0.9, "no change is shown [−22.9, 22.9]")],
+)  # fmt: skip
+def test_two_sizes_are_rows_and_their_difference_is_one_sentence(small, large, means):
+    score = {"llama": {64: 0.2, 128: 0.2}, "llama+canon": {64: small, 128: large}}
+
+    def of_size(task, arch, seed, width):
+        return score[arch][width] + 0.01 * (seed % 3)
+
+    shown = made_up(["llama", "llama+canon"], ["depo"], 20, of_size, sizes=["2L64D", "2L128D"])[-1]
+    assert [task.label for task in shown.tasks] == ["Depo, 2L64D", "Depo, 2L128D"]
+    assert shown.tasks[0].arms[0].parameters < shown.tasks[1].arms[0].parameters / 2
+    gaps = f"{100 * small - 20:.1f} points at 2L64D and {100 * large - 20:.1f} at 2L128D"
+    [line] = growth(shown)
+    assert line.startswith(f"Depo: llama+canon against llama, {gaps}: {means}; if further runs differ as these do, [")
+    assert line in visible_text(html(shown, "canonlm profile"))
+    assert len(verdicts(shown)) == len(noise(shown)) == 2
+    few = made_up(["llama", "llama+canon"], ["depo"], 4, of_size, sizes=["2L64D", "2L128D"])[-1]
+    assert "at 2L128D: undecided [" in growth(few)[0]
+    assert growth(made_up(["llama", "llama+canon"], ["depo"], 5, apart, sizes=["2L64D"])[-1]) == []

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # read by type checkers, and by `__getattr__`
     from canonlm.core import errors, limits, saved
     from canonlm.data import answers, dump, prepare
     from canonlm.experiments import claims, ledger, prediction, profile_results, registration, replicate, schema
+    from canonlm.experiments import grid as experiment_grid
     from canonlm.experiments import profile as profiles
     from canonlm.launch import grid, local, plan, play, queue, recipes, slurm
     from canonlm.models import build as models_build

@@ -41,6 +41,10 @@ UNTIL = typer.Option(
     help="Train until this share of answers is right, such as 90%, or for four times the steps: how much faster is it?",
     metavar="SHARE",
 )
+SIZES = typer.Option(
+    help="Sizes of all models, such as 2L64D,2L128D: layers and width. Each task then has a row for each size, and the "
+    "page says how differences change. Default: one size, that of the task's preset.",
+)
 OUT = typer.Option(help="Folder for runs and page. In the folder of `canonlm replicate`, runs are shared.")
 DRY_RUN = typer.Option("--dry-run", help="Only show what would be trained and how long that takes on this machine.")
 
@@ -52,6 +56,7 @@ def profile(
     quick: Annotated[bool, QUICK] = False,
     match: Match = None,
     until: Annotated[str | None, UNTIL] = None,
+    sizes: Annotated[str | None, SIZES] = None,
     seed_set: SeedSet = "0",
     out: Annotated[Path, OUT] = Path("runs/profile"),
     jobs: Jobs = 2,
@@ -74,11 +79,11 @@ def profile(
     needed("plotly", "canonlm profile")
     keep_going()
     load_torch()
-    requested = [part.strip() for part in tasks.split(",")] if tasks else []
+    requested, chosen = ([part.strip() for part in text.split(",")] if text else [] for text in (tasks, sizes))
     names = later.names.split_names(",".join(archs))
     number = seed_set_of(seed_set, out)
     experiment = later.profiles.profile(
-        names, requested, seeds=seeds, quick=quick, match=match, until=_share(until), seed_set=number
+        names, requested, seeds=seeds, quick=quick, match=match, until=_share(until), sizes=chosen, seed_set=number
     )
     following = _Following(experiment, out, jobs)
     with doing("timing a few steps of each model"):
@@ -97,7 +102,7 @@ def profile(
 
     shown = following.write()
     words = later.profile_text
-    say("\n".join([*words.headlines(shown), *words.verdicts(shown), *words.noise(shown)]))
+    say("\n".join([*words.headlines(shown), *words.verdicts(shown), *words.growth(shown), *words.noise(shown)]))
     say(f"wrote {following.page}")
     if figures is not None:
         later.figures.write_figures(following.page.read_text("utf-8"), figures)
@@ -175,11 +180,17 @@ class _Following:
 
     def show_plan(self) -> None:
         runs = later.profiles.runs_of(self.experiment, self.outcomes)
-        named = [((str((run.config.task or {})["name"]), run.config.arch), run.config) for run in runs]
+        named = [
+            (
+                (str((run.config.task or {})["name"]), run.config.arch, later.experiment_grid.size_of(run.config)),
+                run.config,
+            )
+            for run in runs
+        ]
         models, counts = dict(named), Counter(key for key, _ in named)
-        table = Table("task", "architecture", "runs", "steps", "minutes a run", box=None, padding=(0, 2, 0, 0))
-        for (task, arch), config in models.items():
+        table = Table("task", "architecture", "size", "runs", "steps", "minutes a run", box=None, padding=(0, 2, 0, 0))
+        for key, config in models.items():
             seconds = later.plan.START_SECONDS + later.plan.tokens_of(config) * later.plan.timed_steps(config)
-            table.add_row(task, arch, str(counts[task, arch]), f"{config.train.steps:,}", f"{seconds / 60:.1f}")
+            table.add_row(*key, str(counts[key]), f"{config.train.steps:,}", f"{seconds / 60:.1f}")
         Console(soft_wrap=True).print(table)
         say(f"{self.left()}, {self.jobs} at a time, estimated from a few timed steps of each model")

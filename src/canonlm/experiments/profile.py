@@ -12,7 +12,7 @@ import yaml
 from canonlm.core import user_code
 from canonlm.core.errors import expected, unknown
 from canonlm.experiments import grid
-from canonlm.experiments.schema import FIRST_TUNING_SEED, Experiment, Panel, Setting, named, setting
+from canonlm.experiments.schema import FIRST_TUNING_SEED, Experiment, Panel, Setting, named, parse_size, setting
 from canonlm.launch.recipes import load_preset
 from canonlm.runs.seed_statistics import MIN_SEEDS
 from canonlm.train.config import RunConfig, resolve
@@ -67,6 +67,7 @@ def profile(
     quick: bool = False,
     match: str | None = None,
     until: float | None = None,
+    sizes: Sequence[str] = (),
     seed_set: int = 0,
 ) -> Experiment:
     """Every architecture on every task. The others are compared with the first architecture.
@@ -74,8 +75,8 @@ def profile(
     task_names: of tasks and abilities (ABILITIES); empty: the abilities with one task. seeds: fresh seeds of each
     architecture; default: as many as verdicts need, or one if quick.
     quick: the middle rate, and a third of the training. match: as in `canonlm play`. until: a run ends
-    when it has that share of the answers right, after at most BUDGET times as many steps. seed_set: as in
-    `schema.load`.
+    when it has that share of the answers right, after at most BUDGET times as many steps. sizes: of all models, such as
+    2L64D, each a row of its own; empty: the preset's. seed_set: as in `schema.load`.
     ValueError: no such task or architecture, fewer seeds than one, a model that cannot be built or matched.
     """
     from canonlm.train.build import check, with_complete_name  # imports torch, which pages do not need
@@ -85,6 +86,10 @@ def profile(
         raise expected("--seeds", f"an integer from 1 to {FIRST_TUNING_SEED}", seeds)
     if until is not None and quick:
         raise expected("--until", "no value with --quick", f"{until:.0%}")
+    for size in sizes:
+        parse_size(size)
+    if twice := [size for size in sizes if sizes.count(size) > 1]:
+        raise expected("--sizes", "different sizes", twice[0])
     count = seeds or (1 if quick else MIN_SEEDS)
     settings, panels = {}, []
     for task in chosen_tasks:
@@ -92,10 +97,12 @@ def profile(
         registered = registered if until is None else _longer(registered, until)
         settings[name] = _quick(registered, count) if quick else _tuned(registered, count)
         names = list(dict.fromkeys(with_complete_name(_config(registered, arch)).arch for arch in archs))
-        panels.append(Panel(settings=[name], arms=names))
         if len(names) > 1 and not quick:
             settings[name + AGAIN] = settings[name].model_copy(update={"first_seed": FIRST_SEED_AGAIN})
-            panels.append(Panel(settings=[name + AGAIN], arms=names[:1]))
+        for each in ([size] for size in sizes) if sizes else [[]]:
+            panels.append(Panel(settings=[name], arms=names, sizes=each))
+            if name + AGAIN in settings:
+                panels.append(Panel(settings=[name + AGAIN], arms=names[:1], sizes=each))
     first = panels[0].arms[0] if match else None
     command = "canonlm profile --quick" if quick else "canonlm profile"
     experiment = Experiment(

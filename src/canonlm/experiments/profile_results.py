@@ -9,7 +9,7 @@ from typing import Literal
 from canonlm.experiments import grid
 from canonlm.experiments.outcomes import accuracy, evaluated_every, first_step, score
 from canonlm.experiments.profile import AGAIN, SCALE, label_of, runs_of
-from canonlm.experiments.schema import Experiment, Setting
+from canonlm.experiments.schema import Experiment, Panel, Setting
 from canonlm.runs.groups import write_changes
 from canonlm.runs.load import Run, tokens_of
 from canonlm.runs.rows import primary, slice_key
@@ -119,14 +119,15 @@ class Versus:
 
 @dataclass(frozen=True)
 class TaskProfile:
-    """chance: what guessing scores. comparisons: of each architecture but the first with the first; None while either
-    has no run. itself: the first one with other seeds against itself, which shows how much is noise; None if these
-    seeds are not trained. visible, needed: the difference that the planned seeds would show if further runs are like
-    the tuning runs, and the number of seeds for one of USEFUL (None: more than 1,000), the larger one of all pairs;
-    both None before tuning."""
+    """size: of the models, where the profile has several. chance: what guessing scores. comparisons: of each
+    architecture but the first with the first; None while either has no run. itself: the first one with other seeds
+    against itself, which shows how much is noise; None if these seeds are not trained. visible, needed: the difference
+    that the planned seeds would show if further runs are like the tuning runs, and the number of seeds for one of
+    USEFUL (None: more than 1,000), the larger one of all pairs; both None before tuning."""
 
     task: TaskInfo
-    label: str
+    name: str
+    size: str | None
     slices: tuple[str, ...]
     chance: float
     steps: int
@@ -135,6 +136,10 @@ class TaskProfile:
     itself: Versus | None
     visible: float | None
     needed: int | None
+
+    @property
+    def label(self) -> str:
+        return self.name if self.size is None else f"{self.name}, {self.size}"
 
 
 @dataclass(frozen=True)
@@ -169,7 +174,7 @@ def profiled(experiment: Experiment, outcomes: grid.Outcomes) -> Profile:
     return Profile(
         experiment.title,
         tuple(archs),
-        tuple(_task(experiment, panel.settings[0], panel.arms, archs, outcomes, pairs) for panel in panels),
+        tuple(_task(experiment, panel, archs, outcomes, pairs) for panel in panels),
         max(_seeds(setting) for setting in settings),
         MIN_SEEDS,
         all(setting.choose_on == "test" for setting in settings),
@@ -185,32 +190,29 @@ def _seeds(setting: Setting) -> int:
 
 
 def _task(
-    experiment: Experiment,
-    name: str,
-    named: Sequence[str],
-    archs: Sequence[str],
-    outcomes: grid.Outcomes,
-    pairs: int,
+    experiment: Experiment, panel: Panel, archs: Sequence[str], outcomes: grid.Outcomes, pairs: int
 ) -> TaskProfile:
+    [name], named, size = panel.settings, panel.arms, (*panel.sizes, None)[0]
     setting = experiment.settings[name]
-    config = grid.tuning_runs(experiment, grid.Point(name, named[0], None, None))[0].config
+    config = grid.tuning_runs(experiment, grid.Point(name, named[0], None, size))[0].config
     task = config.built_task
     assert task is not None
     slices = tuple(setting.slices or primary(slice_key(where) for where in task.slices()))
     chances = [task.chance(where) for where in task.slices() if slice_key(where) in slices]
     chance = sum(chances) / len(chances)
     first, *others = (
-        _arm(experiment, grid.Point(name, arch, None, None), label, outcomes)
+        _arm(experiment, grid.Point(name, arch, None, size), label, outcomes)
         for arch, label in zip(named, archs, strict=True)
     )
     itself = None
     if name + AGAIN in experiment.settings:
-        again = _arm(experiment, grid.Point(name + AGAIN, named[0], None, None), archs[0], outcomes)
+        again = _arm(experiment, grid.Point(name + AGAIN, named[0], None, size), archs[0], outcomes)
         itself = _versus(again, first, slices, chance, pairs, setting.until)
     visible, needed = _planned(first, others, _seeds(setting), LEVEL / max(1, pairs))
     return TaskProfile(
         TaskInfo(setting.task),
         label_of(name),
+        size,
         slices,
         chance,
         config.train.steps,

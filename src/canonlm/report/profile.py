@@ -80,6 +80,38 @@ def verdicts(profile: Profile) -> list[str]:
     ]
 
 
+def growth(profile: Profile) -> list[str]:
+    """A sentence for each task at several sizes and each architecture but the first: how its lead changes between the
+    first size and the last one."""
+    lines = []
+    for name in dict.fromkeys(task.name for task in profile.tasks if task.size is not None):
+        rows = [task for task in profile.tasks if task.name == name]
+        small, large = rows[0], rows[-1]
+        for place, arch in enumerate(profile.archs[1:]):
+            before, after = small.comparisons[place], large.comparisons[place]
+            if len(rows) > 1 and before and after and min(before.end.seeds, after.end.seeds) > 2:
+                change, normal = (
+                    _change(after.end.gap, getattr(after.end, of), before.end.gap, getattr(before.end, of))
+                    for of in ("safe", "normal")
+                )
+                means = "grows" if change.low > 0 else "shrinks" if change.high < 0 else "no change is shown"
+                if min(before.end.seeds, after.end.seeds) < profile.needed:
+                    means = "undecided"
+                lines.append(
+                    f"{name}: {arch} against {profile.archs[0]}, {_plain(before.end.gap)} points at {small.size} and "
+                    f"{_plain(after.end.gap)} at {large.size}: {means} {_interval(change)}; if further runs differ as "
+                    f"these do, {_interval(normal)}."
+                )
+    return lines
+
+
+def _change(after: float, now: Interval, before: float, then: Interval) -> Interval:
+    """The interval of `after` - `before`, of which each has its own: half-widths add up as the square root of the sum
+    of their squares, on each side (MOVER, Zou and Donner 2008)."""
+    below, above = math.hypot(after - now.low, then.high - before), math.hypot(now.high - after, before - then.low)
+    return Interval(after - before - below, after - before + above)
+
+
 def noise(profile: Profile) -> list[str]:
     """A sentence for each task on the first architecture against itself with other seeds."""
     first, lines = profile.archs[0], []
@@ -217,7 +249,7 @@ def _plain(difference: float) -> str:
 def caveats(profile: Profile) -> list[str]:
     """The limits of the comparison, a sentence each."""
     lines = [
-        "These are tiny models, trained for minutes: a ranking at this size need not hold at another size, or after "
+        "These are tiny models, trained for minutes: a ranking at one size need not hold at another size, or after "
         "more steps.",
     ]
     if profile.until:

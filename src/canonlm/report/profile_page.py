@@ -7,7 +7,7 @@ from typing import Any
 from canonlm.experiments.profile_results import HALF, SOLVED, THRESHOLDS, Arm, Profile, TaskProfile, Versus
 from canonlm.report.blocks import Block, Cell, caveat, cell, chart, fold, page, spread_cell, table
 from canonlm.report.format import count_of, percent, quantity, sentence
-from canonlm.report.profile import caveats, factor, headlines, noise, planned, verdicts
+from canonlm.report.profile import caveats, factor, growth, headlines, noise, planned, verdicts
 from canonlm.report.profile_charts import curves, scores, solved
 from canonlm.report.theme import looks
 from canonlm.runs.identity import short, short_bytes
@@ -46,7 +46,7 @@ def html(profile: Profile, command: str) -> str:
         _numbers(profile),
         chart("profile", SCORES, scores(profile)),
         *caveat(limits),
-        *fold("Task by task", [{"list": verdicts(profile)}]),
+        *fold("Task by task", [{"list": lines} for lines in (verdicts(profile), growth(profile)) if lines]),
         *fold("How much is noise, and what these seeds can show",
               [{"list": lines} for lines in (noise(profile), planned(profile)) if lines]),
         *fold("At equal steps, FLOPs and seconds", _matched(profile)),
