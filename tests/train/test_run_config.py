@@ -59,7 +59,7 @@ def write(tmp_path, monkeypatch):
         (
             "N: 8",
             "N: 64",
-            "data.seq_len: expected at least 130, for the test samples of copying(N=64, min_items=16), "
+            "data.seq_len: expected at least 130, for the test samples of copying(N=64, min_items=16, max_items=None, test_lengths=None), "
             "got 18  (in run.yaml, line 7)",
         ),
         ("  name: copying\n", "", "task.name: expected one of " + NAMES + ", got None  (in run.yaml, line 2)"),
@@ -148,8 +148,8 @@ def test_merge_leaves_its_arguments_alone():
 
 
 def test_the_task_is_written_out_in_full(tiny):
-    assert resolve(tiny.raw()).task == {"name": "copying", "N": 8, "min_items": 2}
-    assert tiny(task={"difficulty": "copying-32", "N": 8}).task == {"name": "copying", "N": 8, "min_items": 2}
+    written = {"name": "copying", "N": 8, "min_items": 2, "max_items": None, "test_lengths": None}
+    assert resolve(tiny.raw()).task == written == tiny(task={"difficulty": "copying-32", "N": 8}).task
 
 
 def test_a_finite_stream_says_how_many_steps_there_are(tiny):

@@ -113,7 +113,9 @@ class Data(Settings):
     isolate_documents: bool = False  # False, as in the paper: documents of a window see each other
     seed: Seed | None = None  # of the training windows; None: train.seed
     workers: Annotated[int, Field(ge=0, le=1024)] = 1  # threads that sample ahead; changes nothing but speed
-    verify: bool = True  # during training, compare the sha256 of every shard that is read with its index.json
+    # During training, compare the sha256 of every shard that is read with its index.json. True: every machine does, as
+    # each may have a disk of its own; once: one process of all does, as they read the same files.
+    verify: Literal[True, False, "once"] = True
 
 
 class Optim(Settings):

@@ -66,7 +66,7 @@ def verification(run: RunConfig, folder: Path, world: World) -> Verification:
     texts = run.text.folders if run.text is not None and run.data.verify else {}
     with world.all_or_none():
         datasets = {key: _open(key, path) for key, path in texts.items()}
-    return Verification(datasets, folder, world)
+    return Verification(datasets, folder, world, once=run.data.verify == "once")
 
 
 def stream(run: RunConfig, on_open: OnOpen = _ignore_opened) -> Stream:

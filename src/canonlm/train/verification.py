@@ -1,6 +1,7 @@
 """Verifies the shards that a run reads against their checksums, during training.
 
-On each machine, one process is responsible for each shard, so a machine verifies a shard once. At every checkpoint and
+On each machine, one process is responsible for each shard, so a machine verifies a shard once; with `data.verify:
+once`, one process of all machines is. At every checkpoint and
 at the end, processes exchange the lists of shards that they have opened; usually the responsible process has opened the
 shard itself by then.
 
@@ -32,16 +33,17 @@ PATIENCE = 2.0  # seconds of waiting without a message
 
 
 class Verification:
-    """Verifies the texts of a run (by key of the setting; {}: nothing is verified). All processes create one, and call
-    `check`, `note` and `finish` at the same steps.
+    """Verifies the texts of a run (by key of the setting; {}: nothing is verified). once: all machines read the same
+    files. All processes create one, and call `check`, `note` and `finish` at the same steps.
 
     ValueError, in all of them: `unverified.json` in `folder` is damaged.
     """
 
-    def __init__(self, texts: dict[str, Dataset], folder: Path, world: World) -> None:
+    def __init__(self, texts: dict[str, Dataset], folder: Path, world: World, *, once: bool = False) -> None:
         self._texts, self._path, self._world = texts, folder / NAME, world
         self._verifier = Verifier()
-        machines = world.gather(socket.gethostname()) if texts else []
+        self._name = "all" if once else socket.gethostname()
+        machines = world.gather(self._name) if texts else []
         self._machine = [rank for rank, name in enumerate(machines) if name == machines[world.rank]]
         self._others: dict[Opened, None] = {}  # for other processes, which may not have opened them
         with world.all_or_none():
@@ -109,9 +111,9 @@ class Verification:
     def _exchange(self) -> dict[Opened, None]:
         """Send shards to the processes that verify them. Returns all that are not verified yet, of all processes."""
         new = [self._others.popitem()[0] for _ in range(len(self._others))]
-        everyone = self._world.gather((socket.gethostname(), new, self._verifier.pending))
+        everyone = self._world.gather((self._name, new, self._verifier.pending))
         for name, new_shards, _ in everyone:
-            for opened in new_shards if name == everyone[self._world.rank][0] else ():
+            for opened in new_shards if name == self._name else ():
                 if self._is_mine(opened):
                     self._verifier.add(opened)
         return dict.fromkeys(opened for _, new_shards, pending in everyone for opened in (*new_shards, *pending))
