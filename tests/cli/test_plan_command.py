@@ -68,6 +68,18 @@ def test_what_a_step_sends():
     assert copies.sending == pytest.approx(within + copies.traffic.copies / 50e9)  # a GPU's own link
 
 
+def test_what_a_step_sends_with_context_parallelism():
+    """By hand: queries, keys, values and outputs of attention, forward and backward."""
+    layouts = ["parallel.micro_batch_size=2"], ["parallel.micro_batch_size=8", "parallel.cp=4"]
+    run, shared = (load(find("Llama-1B-Nemo-1T-lr0.002"), [QUICK, *layout]) for layout in layouts)
+    whole, part = make_plan(run, 32, "h100"), make_plan(shared, 32, "h100")
+    assert part.windows == 4 * whole.windows
+    assert (part.memory, part.flops, part.computing) == (whole.memory, whole.flops, whole.computing)
+    tokens = run.train.batch_size * run.data.seq_len // 32
+    assert part.traffic.context_parallel == pytest.approx(2 * 24 * 4 * 2048 * tokens * 2 * 3 / 4)
+    assert part.sending == pytest.approx(whole.sending + part.traffic.context_parallel / 450e9)
+
+
 def test_several_numbers_of_gpus(capsys):
     name = "LlamaCanon-8B-Nemo-1T-lr0.003"
     assert main(["plan", name, "--gpus", "8,64,1024", QUICK]) == 0

@@ -298,8 +298,8 @@ def computes_in_bf16(world, family, **layout):
 
 
 def compiles(world, family, **layout):
-    """With tensor parallelism, all of the compiler except its generated code, which FSDP's check runs."""
-    backend = "aot_eager" if world.tp > 1 else "inductor"
+    """With tensor or context parallelism, all of the compiler but its generated code, which FSDP's check runs."""
+    backend = "aot_eager" if world.tp * world.cp > 1 else "inductor"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "compile", partial(torch.compile, backend=backend))
         ours = Trained(FAMILIES[family], run_config(train={"compile": True}, **layout), world)
@@ -314,7 +314,8 @@ def talks(world):
     assert world.any(world.rank == world.size - 1)
     assert not world.any(False)
     assert world.broadcast(f"from {world.rank}") == "from 0"
-    assert (world.dp_rank, world.tp_rank) == divmod(world.rank, world.tp)
+    part, tp_rank = divmod(world.rank, world.tp)
+    assert (world.dp_rank, world.cp_rank, world.tp_rank) == (*divmod(part, world.cp), tp_rank)
     for failing in range(world.size):
         expectation = pytest.raises(ValueError, match="model: missing")
         with expectation, world.all_or_none():
@@ -326,8 +327,8 @@ def talks(world):
 Checks = list[tuple]
 
 
-GROUPS: dict[str, tuple[int, dict[tuple[int, int], Checks]]] = {
-    # name: (processes, {(tp, dp_replicate): checks})
+GROUPS: dict[str, tuple[int, dict[tuple[int, ...], Checks]]] = {
+    # name: (processes, {(tp, dp_replicate) or (tp, dp_replicate, cp): checks})
     "two": (
         2,
         {
@@ -352,6 +353,16 @@ GROUPS: dict[str, tuple[int, dict[tuple[int, int], Checks]]] = {
                 (talks,),
                 (compiles, "llama"),
             ],
+            (1, 1, 2): [
+                *((starts_alike, family) for family in ("llama", "mamba2", "hybrid", "attnres", "sites")),
+                *((follows, family) for family in ("llama", "gla")),
+                *((recomputes, mode) for mode in ("selective", "full")),
+                (computes_in_bf16, "llama"),
+                (accumulates,),
+                (repeats,),
+                (talks,),
+                (compiles, "llama"),
+            ],
         },
     ),
     "four": (
@@ -372,6 +383,9 @@ GROUPS: dict[str, tuple[int, dict[tuple[int, int], Checks]]] = {
                 (talks,),
             ],
             (2, 2): [(starts_alike, "llama", "TENSOR_PARALLEL")],
+            (1, 1, 2): [(starts_alike, "tied"), (follows, "gdn"), (sends,), (talks,)],
+            (1, 2, 2): [(starts_alike, "hybrid"), (talks,)],
+            (2, 1, 2): [*((starts_alike, family, "TENSOR_PARALLEL") for family in ("biases", "tied")), (talks,)],
         },
     ),
 }
@@ -389,8 +403,8 @@ def main(results: Path, group: str) -> None:
     mesh.TIMEOUT = timedelta(seconds=600)  # compiling on a busy machine takes a minute
     torch.set_num_threads(1)
     result = {}
-    for index, ((tp, dp_replicate), checks) in enumerate(GROUPS[group][1].items()):
-        layout = {"tp": tp, "dp_replicate": dp_replicate}
+    for index, (numbers, checks) in enumerate(GROUPS[group][1].items()):
+        layout = dict(zip(("tp", "dp_replicate", "cp"), numbers, strict=False))
         os.environ["TORCHELASTIC_RESTART_COUNT"] = str(index)  # keys of its own in the store
         with world_of(run_config(**layout)) as world:
             for check, *args in checks:
@@ -400,7 +414,7 @@ def main(results: Path, group: str) -> None:
                 except Exception:
                     errors[world.rank] = traceback.format_exc()
                 dist.all_gather_object(errors, errors[world.rank])
-                name = f"tp {tp}, dp_replicate {dp_replicate}: {' '.join([check.__name__, *args])}"
+                name = f"{layout}: {' '.join([check.__name__, *args])}"
                 result[name] = {"seconds": time.perf_counter() - start, "errors": [e for e in errors if e]}
             assert threads_of_gloo() or sys.platform != "linux"
         # Compiled code keeps its groups and their threads to the end of the process: see docs/roadmap.md.

@@ -84,11 +84,16 @@ def test_several_processes_start_from_weights(tiny, processes, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("count", "later"), [(2, [1]), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((2, [4]), (4, [1, 2])))]
+    ("count", "layout", "later"),
+    [
+        (2, [], [1]),
+        (2, ["parallel.cp=2"], [1]),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((2, [], [4]), (4, ["parallel.cp=2"], [1, 2]))),
+    ],
 )
-def test_several_processes_equal_one_and_resume_each_other(tiny, reference, processes, tmp_path, count, later):
+def test_several_processes_equal_one_and_resume_each_other(tiny, reference, processes, tmp_path, count, layout, later):
     path, out = tiny.yaml(tmp_path / "run.yaml"), tmp_path / "run"
-    assert processes(count, "train", path, "--out", out).join() == [0] * count
+    assert processes(count, "train", path, *layout, "--out", out).join() == [0] * count
     assert losses(tiny, out) == pytest.approx(losses(tiny, reference), rel=1e-4)
     assert windows(tiny, out) == windows(tiny, reference)
     assert json.loads((out / "env.json").read_text())["processes"] == count
@@ -194,6 +199,7 @@ MISTAKES = {
     "batch": ({"train": {"batch_size": 3}}, "train.batch_size: expected a multiple of 2, the number of processes"),
     "micro-batch": ({"parallel": {"micro_batch_size": 3}}, "parallel.micro_batch_size: expected a divisor of 2"),
     "tp": ({"parallel": {"tp": 4}}, "parallel.tp: expected a divisor of 2"),
+    "cp": ({"arch": "hf:llama", "parallel": {"cp": 2}}, "parallel.cp: expected 1 with hf:llama"),
     "no text": ({"task": None, "text": {"sources": {"web": {"path": "no/such/folder"}}}, "data": {"loss_on": "all"}},
                 "text.sources.web.path: no/such/folder: expected a folder that `canonlm data prepare` finished"),
 }  # fmt: skip

@@ -72,6 +72,14 @@ def test_several_processes_equal_one(group, tmp_path):
         ),
         (4, {"tp": 3}, "parallel.tp", "a divisor of 4, the number of processes (torchrun starts several), got 3"),
         (4, {"tp": 2, "dp_replicate": 4}, "parallel.dp_replicate", "a divisor of 2"),
+        (4, {"tp": 2, "cp": 4}, "parallel.cp", "a divisor of 2, the number of processes / parallel.tp, got 4"),
+        (
+            8,
+            {"cp": 4, "dp_replicate": 4},
+            "parallel.dp_replicate",
+            "a divisor of 2, the number of processes / parallel.tp / parallel.cp",
+        ),
+        (4, {"cp": 4}, "data.seq_len", "a multiple of parallel.cp = 4, into which every window is cut, got 18"),
         (6, {"tp": 2}, "train.batch_size", "a multiple of 3, the number of processes / parallel.tp, got 8"),
         (
             2,
@@ -94,6 +102,7 @@ def test_layouts_that_divide():
         (8, {"tp": 2, "dp_replicate": 2}),
         (16, {"tp": 2}),
         (2, {"micro_batch_size": 2}),
+        (48, {"tp": 2, "cp": 3, "dp_replicate": 4}),
     ]:
         check_layout(run_config(**layout), processes)
 

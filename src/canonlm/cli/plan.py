@@ -154,6 +154,7 @@ def _show(name: str, run: "later.config.RunConfig", gpus: int, machines: Machine
     layout = [f"weights and optimizer over {planned.shards}"]
     layout += [f"in {parallel.dp_replicate} copies"] * (parallel.dp_replicate > 1)
     layout += [f"layers over {parallel.tp}"] * (parallel.tp > 1)
+    layout += [f"windows over {parallel.cp}"] * (parallel.cp > 1)
     layout += [f"{parallel.activation_checkpointing} recomputation"] * (parallel.activation_checkpointing != "none")
     times = f", {planned.accumulation:,} times" if planned.accumulation > 1 else ""
     steps = f"{train.steps:,} steps of {train.batch_size:,} windows of {run.data.seq_len:,}"
@@ -181,7 +182,7 @@ def _sent(planned: "later.plan.Plan", gpus: int) -> dict[str, str]:
         return {}
     parts = {
         "weights": planned.traffic.gathers, "gradients": planned.traffic.reductions + planned.traffic.copies,
-        "activations": planned.traffic.tensor_parallel,
+        "activations": planned.traffic.tensor_parallel + planned.traffic.context_parallel,
     }  # fmt: skip
     listed = ", ".join(f"{size / 1e9:,.2f} GB {kind}" for kind, size in parts.items() if size)
     together = f"{planned.computing:.3g} s of computing a step, {planned.sending:.3g} s of sending"

@@ -21,6 +21,8 @@ class World:
     local_rank: int = 0  # on this machine
     tp: int = 1
     mesh: DeviceMesh | None = None  # dp_replicate x dp_shard x tp; None in most single processes (train.mesh)
+    cp: int = 1
+    cp_group: str = ""  # the name of the group of processes that share this one's windows
 
     @property
     def main(self) -> bool:
@@ -29,24 +31,28 @@ class World:
 
     @property
     def dp_rank(self) -> int:
-        """The number of this process's share of a batch: neighbours form a tensor-parallel group with the same
-        share."""
-        return self.rank // self.tp
+        """The number of this process's share of a batch: neighbours form a tensor-parallel group with the same share,
+        neighbouring groups a context-parallel one."""
+        return self.rank // (self.cp * self.tp)
 
     @property
     def dp_size(self) -> int:
-        return self.size // self.tp
+        return self.size // (self.cp * self.tp)
 
     @property
     def tp_rank(self) -> int:
         return self.rank % self.tp
 
+    @property
+    def cp_rank(self) -> int:
+        return self.rank // self.tp % self.cp
+
     def sum(self, numbers: list[float]) -> list[float]:
-        """Each number's sum (in float64) over the data-parallel groups; tensor-parallel processes have equal
+        """Each number's sum (in float64) over the shares of a batch; processes with the same share have equal
         numbers."""
         if self.size == 1:
             return numbers
-        total = torch.tensor(numbers, dtype=torch.float64) * (self.tp_rank == 0)
+        total = torch.tensor(numbers, dtype=torch.float64) * (self.tp_rank == self.cp_rank == 0)
         dist.all_reduce(total)
         return total.tolist()
 

@@ -230,6 +230,7 @@ def make_plan(run: RunConfig, gpus: int, gpu: str, mfu: float = MFU, network: fl
     check_layout(run, gpus)
     model = build_model(run, "meta")
     model.check_tensor_parallel(run.parallel.tp)
+    model.check_context_parallel(run.parallel.cp, run.parallel.tp)
     device, usable = Device(model, run, gpus), USABLE * GPUS[gpu].memory * 2**30
     sizes = [run.parallel.micro_batch_size or n for n in range(device.windows, 0, -1) if device.windows % n == 0]
     plans = [(size, device.memory(size)) for size in sizes]
@@ -259,7 +260,11 @@ def _does_not_fit(run: RunConfig, memory: Memory, usable: float, micro_batch: in
     elif run.parallel.activation_checkpointing != "full":
         advice = "parallel.activation_checkpointing=full"
     else:
-        advice = "a smaller parallel.micro_batch_size" if micro_batch > 1 else "a shorter data.seq_len"
+        advice = (
+            "a smaller parallel.micro_batch_size"
+            if micro_batch > 1
+            else "a larger parallel.cp or a shorter data.seq_len"
+        )
     windows = "1 window" if micro_batch == 1 else f"{micro_batch} windows"
     need = f"{readable(memory.total)} with {windows} at a time, {readable(parts[largest])} of it {largest}"
     return f"memory: expected at most {readable(usable)} of a GPU ({gpu}), got {need}. Try {advice}"

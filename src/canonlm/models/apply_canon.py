@@ -50,7 +50,7 @@ def run_rotary(
     """The Canon layers and the rotary embedding of their outputs in one step, `[B, T, heads, head_dim]` each; None if
     there is none for both. rotated: the number of heads to rotate in each input."""
     layers = [canon for canon in canons if canon is not None]
-    if rotary is None or slot.cache is not None or len(layers) < len(inputs):
+    if rotary is None or slot.cache is not None or slot.layout.span is not None or len(layers) < len(inputs):
         return None
     sizes = [(x.shape[-1] // head_dim, count) for x, count in zip(inputs, rotated, strict=True)]
     return canon_rotary(layers, inputs, slot.layout, rotary, sizes)
@@ -63,7 +63,7 @@ def run_gated(canons: Sequence[nn.Module], act: nn.Module, gate: Tensor, up: Ten
 
 def run_normed(canon: nn.Module, norm: RMSNorm, x: Tensor, branch: Tensor | None, slot: Slot) -> tuple[Tensor, Tensor]:
     """s = x + branch (or x), and canon(norm(s))."""
-    if _is_recorded(slot) or type(norm) is not RMSNorm:
+    if _is_recorded(slot) or slot.layout.span is not None or type(norm) is not RMSNorm:
         s = x if branch is None else x + branch
         return s, run_site([canon], [norm(s)], slot)[0]
     return _run(slot, lambda state: canon_normed(canon, norm, x, branch, slot.layout, state), (), [canon])
@@ -72,11 +72,15 @@ def run_normed(canon: nn.Module, norm: RMSNorm, x: Tensor, branch: Tensor | None
 def _run(
     slot: Slot, form: Callable[[State], tuple[Result, Tensor | None]], xs: Sequence[Tensor], canons: Sequence[Any]
 ) -> Result:
-    """`form(state)`, which returns (result, state after it). xs: the layers' inputs, if they may be recorded."""
+    """`form(state)`, which returns (result, state after it). xs: the layers' inputs, if they may be recorded, or if
+    other processes have the tokens before."""
+    kernel = max(map(kernel_size_of, canons))
+    if (span := slot.layout.span) is not None:
+        documents = slot.layout.documents
+        return form(State(span.tail_before(xs, kernel, None if documents is None else documents.ids)))[0]
     if slot.cache is None:
         return form(NONE)[0]
     layer: Any = slot.cache.layers[slot.layer_idx]
-    kernel = max(map(kernel_size_of, canons))
     place = layer.conv_states[slot.state_idx] if layer.has_previous_state[slot.state_idx] else None
     before = read_conv_state(layer, slot.state_idx, kernel, slot.layout)
     if layer.record_past:

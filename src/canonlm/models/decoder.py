@@ -64,6 +64,11 @@ class Decoder(LanguageModel):
         documents: Documents | None,
         num_targets: float,
     ) -> Loss:
+        span, time = self.span, input_ids.shape[1]
+        if span is not None and (time % span.size or time // span.size < self._reach):
+            span = None  # every process computes all of these windows, of an evaluation or a check
+        if span is not None:
+            input_ids, targets = span.cut(input_ids), span.cut(targets)
         output = self.module(
             input_ids,
             shift_labels=targets,
@@ -72,8 +77,16 @@ class Decoder(LanguageModel):
             loss_only=True,
             compiled_loss=self.compiled_loss,
             num_items_in_batch=num_targets,
+            span=span,
         )
-        return Loss(output.loss, output.z_loss)
+        if span is None:
+            return Loss(output.loss, output.z_loss)
+        return Loss(span.sum(output.loss), None if output.z_loss is None else span.sum(output.z_loss))
+
+    @cached_property
+    def _reach(self) -> int:
+        """The number of tokens before a token that its convolutions read."""
+        return max((m.kernel_size - 1 for m in self.module.modules() if isinstance(m, CanonLayer)), default=0)
 
     def logits(self, input_ids: Tensor, documents: Documents | None = None) -> Tensor:
         return self.module(input_ids, doc_ids=documents, use_cache=False).logits
@@ -136,6 +149,28 @@ class Decoder(LanguageModel):
 
     def check_tensor_parallel(self, size: int) -> None:
         tensor_parallel.check(self._config, size)
+
+    def check_context_parallel(self, size: int, tp: int) -> None:
+        config, key = self._config, "parallel.cp"
+        if size == 1:
+            return
+        if config.mlp == "moe":
+            raise expected(key, "1 with experts, whose places and balance depend on all tokens of a window", size)
+        heads: dict[str, int] = {}
+        for name in config.mixers:
+            mixer = MIXERS[name]
+            if not mixer.__module__.startswith("canonlm."):
+                raise expected(key, f"1 with {name}: only our mixers exchange tokens for heads", size)
+            if mixer.attends:
+                heads |= {each: getattr(config, each) // tp for each in mixer.tensor_parallel_divides}
+            else:
+                heads[f"num_heads of {name}"] = config.options_of(mixer).num_heads
+        for name, number in heads.items():
+            if number % size:
+                raise expected(key, f"a divisor of {number}, {name}{' / parallel.tp' * (tp > 1)}", size)
+        if (most := config.max_position_embeddings // max(1, self._reach)) < size:
+            what = f"at most {most}, as convolutions read {self._reach} tokens of the part before"
+            raise expected(key, what, size)
 
     def part_of(self, size: int) -> "Decoder":
         part = copy.copy(self._config)

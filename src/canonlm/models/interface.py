@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from canonlm.core.borrowed import without_settings
 from canonlm.core.errors import expected
 from canonlm.models.state import State, bytes_after, state_of
+from canonlm.ops.context_parallel import Span
 from canonlm.ops.varlen import Documents
 
 MLP_WIDTHS = ("intermediate_size", "moe_intermediate_size", "n_inner", "ffn_dim", "decoder_ffn_dim", "ffn_hidden_size")
@@ -58,6 +59,8 @@ class LanguageModel(ABC):
     arch: str
     compiled_loss = False
     """Whether to compile the element-wise part of the chunked loss. Code that compiles the blocks sets it."""
+    span: Span | None = None
+    """With context parallelism, the part of every window on which this process computes the loss."""
 
     def __init__(self, module: PreTrainedModel, seed: int = 0) -> None:
         self.module, self.seed = module, seed
@@ -77,7 +80,8 @@ class LanguageModel(ABC):
     ) -> Loss:
         """The sum of the targets' losses divided by `num_targets`, without holding all logits if the model can. Inputs
         are `[B, T]`; nothing crosses from one document to another. Documents that are counted on the CPU save waiting
-        for a GPU, if the model's kernels read their borders."""
+        for a GPU, if the model's kernels read their borders. With a `span` the processes that share a window, which is
+        given to all of them, return the same loss; its gradient is the mean of theirs."""
 
     @abstractmethod
     def logits(self, input_ids: Tensor, documents: Documents | None = None) -> Tensor:
@@ -141,6 +145,11 @@ class LanguageModel(ABC):
         """InvalidSetting if `size` devices cannot share every layer."""
         if size > 1:
             raise expected("parallel.tp", f"1 with {self.arch}: only our decoder supports tensor parallelism", size)
+
+    def check_context_parallel(self, size: int, tp: int) -> None:
+        """InvalidSetting if `size` devices cannot share every window, where `tp` devices share every layer."""
+        if size > 1:
+            raise expected("parallel.cp", f"1 with {self.arch}: only our decoder supports context parallelism", size)
 
     def part_of(self, size: int) -> "LanguageModel":
         """The part of the model on one of `size` devices that share every layer, to count its memory."""

@@ -39,6 +39,7 @@ from canonlm.models.mixers.attention import Attention
 from canonlm.models.norm import RMSNorm
 from canonlm.models.other_names import check_arguments, read_rotary, refuse_unknown
 from canonlm.models.positions import rotary_table
+from canonlm.ops.context_parallel import Span
 from canonlm.ops.varlen import Documents
 
 
@@ -187,6 +188,7 @@ class CanonLMModel(CanonLMPreTrainedModel):
         seq_idx: Tensor | None = None,
         cu_seq_lens_q: Tensor | None = None,
         max_length_q: int | None = None,
+        span: Span | None = None,
         **kwargs,
     ) -> DecoderOutput:
         """As every decoder of transformers, with `doc_ids`: the documents of packed rows, one integer per token, or
@@ -194,7 +196,8 @@ class CanonLMModel(CanonLMPreTrainedModel):
         nothing is cached yet, they may come by the library's own conventions: `seq_idx`, as `doc_ids`; positions that
         restart; borders (`cu_seq_lens_q`, `max_length_q`), which kernels read. If these need borders that are missing,
         the forward waits for the GPU. A mask of all pairs, `[B, 1, T, tokens]`, also shows padding and
-        documents. ValueError for an argument that nothing reads."""
+        documents. `span`: in training without a cache, the part of the rows that `input_ids` are; everything else is
+        then of whole rows. ValueError for an argument that nothing reads."""
         paged = kwargs.get("cache") is not None  # `generate_batch`, whose arguments only attention reads
         if paged:
             kwargs |= {"cu_seq_lens_q": cu_seq_lens_q, "max_length_q": max_length_q}
@@ -211,6 +214,8 @@ class CanonLMModel(CanonLMPreTrainedModel):
             check_cache(past_key_values, self.config)
 
         config, causal_mask, rotary = self.config, None, None
+        # In place of `h` where only its shape, dtype and device are read.
+        rows_BTD = h_BTD if span is None else h_BTD[:, :1].expand(-1, span.size * h_BTD.shape[1], -1)
         attention_mask = check_mask(config, attention_mask, h_BTD.dtype)
         borders = None if cu_seq_lens_q is None else (cu_seq_lens_q, max_length_q)
         layout, all_ids, position_ids = (
@@ -218,7 +223,7 @@ class CanonLMModel(CanonLMPreTrainedModel):
             if paged
             else lay_out(
                 config,
-                h_BTD,
+                rows_BTD,
                 attention_mask,
                 position_ids,
                 past_key_values,
@@ -229,6 +234,8 @@ class CanonLMModel(CanonLMPreTrainedModel):
                 training=self.training,
             )
         )
+        if span is not None:
+            layout, position_ids = replace(layout, span=span), span.cut(cast(Tensor, position_ids))
         if self.convolves:
             layout = for_canon(layout, h_BTD, past_key_values)
         for letter in self.canons:
@@ -236,7 +243,7 @@ class CanonLMModel(CanonLMPreTrainedModel):
             [h_BTD] = run_site([self.get_submodule(f"canon{letter}")], [h_BTD], slot)
         if config.attends:
             if not layout.without_mask:
-                causal_mask, order = make_mask(config, h_BTD, attention_mask, past_key_values, all_ids)
+                causal_mask, order = make_mask(config, rows_BTD, attention_mask, past_key_values, all_ids)
                 layout = layout if order is None else replace(layout, key_order=order)
             if config.rope_dim:
                 rotary = rotary_table(cast(Tensor, position_ids), config.rope_dim, config.rope_theta, h_BTD.dtype)

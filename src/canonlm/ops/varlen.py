@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from canonlm.ops.context_parallel import Op, Span, on_whole_rows, own
+
 MIN_DOCUMENTS = 16
 """Number of documents for which there is always room."""
 
@@ -59,6 +61,7 @@ class Layout:
     without_mask: whether attention separates the documents by their borders, without a mask.
     key_order: the order in which a window's cache keeps keys (`masks.make_mask`); None: as they come.
     reach, last: mask and documents as Triton kernels read them (`kernels.documents`); None: not made.
+    span: the part of the rows that these tokens are; `documents` are those of whole rows. None: they are whole.
     """
 
     attention_mask: Tensor | None = None
@@ -69,10 +72,16 @@ class Layout:
     key_order: Tensor | None = None
     reach: Tensor | None = None
     last: Tensor | None = None
+    span: Span | None = None
 
     @property
     def doc_ids(self) -> Tensor | None:
-        return None if self.documents is None else self.documents.ids
+        """Those of these tokens."""
+        return None if self.documents is None else own(self.documents.ids, self.span, dim=1)
+
+    def on_whole_rows(self, op: Op) -> Op:
+        """`op`, which mixes tokens of whole rows, for these tokens (`context_parallel.on_whole_rows`)."""
+        return on_whole_rows(op, self.span)
 
 
 def as_documents(doc_ids: Tensor | Documents | None) -> Documents | None:

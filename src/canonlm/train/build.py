@@ -89,12 +89,14 @@ def check_fits(run: RunConfig, model: LanguageModel, device: str) -> None:
     if device.startswith("cuda") and (advice := slow_width(run, model)):
         warnings.warn(advice, stacklevel=2)
     sizes, itemsize = run.model, 2 if run.train.precision == "bf16" else 4
-    windows = -(-run.train.batch_size * run.parallel.tp // processes)
+    windows = -(-run.train.batch_size * run.parallel.tp * run.parallel.cp // processes)
     at_once = min(windows, run.parallel.micro_batch_size or windows)
     check_memory("model", 16 * model.num_parameters / processes, device)
     check_memory("train.batch_size", windows * run.data.seq_len * 2 * 8)  # ids and targets
     check_memory(
-        "data.seq_len", at_once * run.data.seq_len * sizes.hidden_size * itemsize * sizes.num_hidden_layers, device
+        "data.seq_len",
+        at_once * run.data.seq_len // run.parallel.cp * sizes.hidden_size * itemsize * sizes.num_hidden_layers,
+        device,
     )
     if run.task is not None:
         check_memory("train.eval_size", run.train.eval_size * SAMPLE_BYTES)

@@ -183,6 +183,7 @@ class Parallel(Settings):
     their number. Changes speed and memory; the numbers only by rounding."""
 
     tp: Size = 1  # tensor parallel: the number of devices that share every layer
+    cp: Size = 1  # context parallel: the number of devices that share every window, each with a part of its tokens
     dp_replicate: Size = 1  # copies of the model; each is sharded over the remaining devices
     micro_batch_size: Size | None = None  # windows that a device processes at once; None: its share of the batch
     activation_checkpointing: Literal["none", "selective", "full"] = "none"

@@ -68,8 +68,11 @@ def train(config: RunConfig, folder: Path, on_row: OnRow = lambda row: None) -> 
             with world.all_or_none():
                 config = with_complete_name(data.complete(config))
                 check(config)
-                if config.parallel.tp > 1:
-                    build_model(config, "meta").check_tensor_parallel(config.parallel.tp)
+                tp, cp = config.parallel.tp, config.parallel.cp
+                if max(tp, cp) > 1:
+                    model = build_model(config, "meta")
+                    model.check_tensor_parallel(tp)
+                    model.check_context_parallel(cp, tp)
             with _locked(folder, config, world):
                 with world.all_or_none():
                     result = _finished(folder / "result.json", config) if world.main else None

@@ -55,13 +55,13 @@ class Device:
         self.run, self.unsharded = run, devices == 1 and not uses_mesh_of_one(run)
         self.model = model.part_of(run.parallel.tp)
         self.shards = devices // (run.parallel.tp * run.parallel.dp_replicate)
-        self.windows = run.train.batch_size * run.parallel.tp // devices  # per step
+        self.windows = run.train.batch_size * run.parallel.tp * run.parallel.cp // devices  # per step
         self.itemsize = 2 if run.train.precision == "bf16" else 4
         self.kept: dict[str, tuple[float, float]] = {}
 
     def memory(self, micro_batch: int) -> Memory:
         """The memory with `micro_batch` windows at a time."""
-        kinds, blocks = kinds_of_blocks(self.model), self.model.blocks
+        kinds, blocks, cp = kinds_of_blocks(self.model), self.model.blocks, self.run.parallel.cp
         sizes = {name: sum(p.numel() for p in blocks[name].parameters()) for name in kinds}
         head_weight: Any = self.model.module.get_output_embeddings().weight
         head, parameters = head_weight.numel(), self.model.num_parameters
@@ -78,7 +78,7 @@ class Device:
         activations = sum(kinds[name] * kept for name, (kept, _) in self.kept.items())
         if self.run.parallel.activation_checkpointing != "none":  # one block has recomputed its own
             activations += max(everything for _, everything in self.kept.values())
-        tokens, (vocab_size, hidden_size) = micro_batch * self.run.data.seq_len, head_weight.shape
+        tokens, (vocab_size, hidden_size) = micro_batch * self.run.data.seq_len / cp, head_weight.shape
         # A chunk's logits in float32 and, before or after, in the precision of the matrix products.
         logits = min(tokens * 4 * vocab_size, chunk_bytes(self.run.train.device)) * (1 + self.itemsize / 4)
         return Memory(
@@ -86,7 +86,7 @@ class Device:
             gradients=gradients,
             optimizer=2 * shard,
             gathered=gathered,
-            activations=micro_batch * activations,
+            activations=micro_batch * activations / cp,
             logits=logits + 4 * head + 2 * self.itemsize * tokens * hidden_size,
         )
 

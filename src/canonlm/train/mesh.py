@@ -1,4 +1,7 @@
-"""The processes of a run and the mesh that they form: devices = dp_replicate x dp_shard x tp."""
+"""The processes of a run and the mesh that they form: devices = dp_replicate x dp_shard x tp.
+
+With context parallelism, dp_shard is a number of shares of a batch times cp: as many neighbours share their windows.
+"""
 
 import atexit
 import gc
@@ -57,10 +60,10 @@ def world_of(config: RunConfig) -> Iterator[World]:
                 device = torch.device(pick_device(f"cuda:{local_rank}"))
                 torch.cuda.set_device(device)
             _check_device(device, config)
-        tp, copies = config.parallel.tp, config.parallel.dp_replicate
+        tp, cp, copies = config.parallel.tp, config.parallel.cp, config.parallel.dp_replicate
         with beating:
             mesh = init_device_mesh(device.type, (copies, size // (tp * copies), tp), mesh_dim_names=DIMS)
-            yield World(device, rank, size, local_rank, tp, mesh)
+            yield World(device, rank, size, local_rank, tp, mesh, cp, _cp_group(size, tp, cp))
     except (RuntimeError, OSError):
         # Perhaps only this process has failed (out of memory, a disk error) and the others wait for it within NCCL.
         # Leaving the group would wait for them, and they only end once this process has ended.
@@ -71,6 +74,15 @@ def world_of(config: RunConfig) -> Iterator[World]:
         _leave(mesh)
         raise
     _leave(mesh)
+
+
+def _cp_group(size: int, tp: int, cp: int) -> str:
+    """The name of the group of processes with which this one shares its windows; "": none."""
+    if cp == 1:
+        return ""
+    groups = torch.arange(size).view(-1, cp, tp).transpose(1, 2).reshape(-1, cp)
+    own, _ = dist.new_subgroups_by_enumeration(groups.tolist(), timeout=TIMEOUT)
+    return str(own.group_name)
 
 
 def allow_open_files() -> None:
@@ -133,13 +145,17 @@ def check_layout(config: RunConfig, processes: int) -> None:
     if processes % parallel.tp:
         what = f"a divisor of {processes}, the number of processes (torchrun starts several)"
         raise expected("parallel.tp", what, parallel.tp)
-    data_parallel = processes // parallel.tp
+    groups, divided = processes // parallel.tp, "the number of processes / parallel.tp"
+    if groups % parallel.cp:
+        raise expected("parallel.cp", f"a divisor of {groups}, {divided}", parallel.cp)
+    data_parallel, divided = groups // parallel.cp, divided + " / parallel.cp" * (parallel.cp > 1)
     if data_parallel % parallel.dp_replicate:
-        what = f"a divisor of {data_parallel}, the number of processes / parallel.tp"
-        raise expected("parallel.dp_replicate", what, parallel.dp_replicate)
+        raise expected("parallel.dp_replicate", f"a divisor of {data_parallel}, {divided}", parallel.dp_replicate)
     if batch_size % data_parallel:
-        what = f"a multiple of {data_parallel}, the number of processes / parallel.tp"
-        raise expected("train.batch_size", what, batch_size)
+        raise expected("train.batch_size", f"a multiple of {data_parallel}, {divided}", batch_size)
+    if config.data.seq_len % parallel.cp:
+        what = f"a multiple of parallel.cp = {parallel.cp}, into which every window is cut"
+        raise expected("data.seq_len", what, config.data.seq_len)
     local_batch, micro_batch = batch_size // data_parallel, parallel.micro_batch_size
     if micro_batch is not None and local_batch % micro_batch:
         what = f"a divisor of {local_batch}, a device's share of train.batch_size = {batch_size}"

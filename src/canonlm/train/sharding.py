@@ -3,8 +3,9 @@
     devices = dp_replicate x dp_shard x tp
 
 The devices of a tensor-parallel group (tp) work on the same windows and share every layer. Weights, gradients and
-optimizer state are sharded over dp_shard such groups (FSDP), and replicated dp_replicate times (HSDP). Parameters keep
-their names in any layout, so a checkpoint fits all of them.
+optimizer state are sharded over dp_shard such groups (FSDP), and replicated dp_replicate times (HSDP). `parallel.cp` of
+these groups, neighbours in dp_shard, read the same windows, each a part of their tokens
+(`canonlm.ops.context_parallel`). Parameters keep their names in any layout, so a checkpoint fits all of them.
 """
 
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from canonlm.core.distributed import World
 from canonlm.models.interface import LanguageModel
+from canonlm.ops.context_parallel import Span
 from canonlm.train.config import RunConfig
 from canonlm.train.recompute import recomputed
 from canonlm.train.weights import Weights
@@ -34,11 +36,13 @@ def parallelize(
     `train.precision` bf16, blocks are gathered and computed in bfloat16 and gradients summed in float32; without a
     mesh, autocast is used.
 
-    ValueError: the model cannot be split into `parallel.tp` parts.
+    ValueError: the model cannot be split into `parallel.tp` parts, or its windows into `parallel.cp`.
     """
     parallel, mesh = config.parallel, world.mesh
     model = make("cpu" if mesh is None else "meta")
     model.check_tensor_parallel(parallel.tp)
+    model.check_context_parallel(parallel.cp, parallel.tp)
+    model.span = None if parallel.cp == 1 else Span(world.cp_rank, world.cp, world.cp_group)
     if config.train.compile:  # blocks that differ, and those of attention residuals do, are graphs of their own
         dynamo: Any = torch._dynamo.config
         dynamo.recompile_limit = max(dynamo.recompile_limit, len(model.blocks) + 1)

@@ -3,15 +3,22 @@
 FSDP gathers a block's weights before its forward and again before its backward, for each micro-batch; those outside
 blocks (embedding, last norm, head) once, as they are kept between the two. Gradients are reduced in float32, once a
 step. With copies (`parallel.dp_replicate`), their shards are then summed over the copies. In a tensor-parallel group,
-the mixer and the MLP of a layer each sum their output, and in the backward pass the gradient of their input.
+the mixer and the MLP of a layer each sum their output, and in the backward pass the gradient of their input. In a
+context-parallel group, what a forward pass sends is counted on a model without contents; gradients take the same way
+back, and activation checkpointing sends it again.
 
-Left out: norms of gradients and losses (bytes), data, checkpoints, the logits' sums over a tensor-parallel group.
+Left out: norms of gradients and losses (bytes), data, checkpoints, the logits' sums over a tensor-parallel group, the
+inputs of convolutions that are sent.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
 from canonlm.models.interface import LanguageModel
+from canonlm.ops.context_parallel import Span
 from canonlm.train.config import RunConfig
 from canonlm.train.flops import GPUS
 
@@ -30,10 +37,11 @@ class Traffic:
     reductions: float  # of gradients, within a copy
     copies: float  # of gradients, over copies
     tensor_parallel: float  # of activations
+    context_parallel: float = 0.0  # the same
 
     @property
     def total(self) -> float:
-        return self.gathers + self.reductions + self.copies + self.tensor_parallel
+        return self.gathers + self.reductions + self.copies + self.tensor_parallel + self.context_parallel
 
     def seconds(self, run: RunConfig, devices: int, gpu: str, network: float = NETWORK) -> float:
         """The time of all of it, one after another at the full speed of the links. network: GB/s by device."""
@@ -47,7 +55,8 @@ class Traffic:
             return 1e9 * (link if on_one_machine else min(link, network * max(1, MACHINE // apart)))
 
         within = (self.gathers + self.reductions) / speed(tp, shards)
-        return within + self.copies / speed(tp * shards, copies) + self.tensor_parallel / speed(1, tp)
+        activations = self.tensor_parallel / speed(1, tp) + self.context_parallel / speed(tp, run.parallel.cp)
+        return within + self.copies / speed(tp * shards, copies) + activations
 
 
 def traffic(model: LanguageModel, run: RunConfig, devices: int, micro_batch: int) -> Traffic:
@@ -55,7 +64,7 @@ def traffic(model: LanguageModel, run: RunConfig, devices: int, micro_batch: int
     parallel = run.parallel
     part = model.part_of(parallel.tp)
     shards = devices // (parallel.tp * parallel.dp_replicate)
-    times = run.train.batch_size * parallel.tp // devices // micro_batch
+    times = run.train.batch_size * parallel.tp * parallel.cp // devices // micro_batch
     itemsize = 2 if run.train.precision == "bf16" else 4
     in_blocks = sum(p.numel() for block in part.blocks.values() for p in block.parameters())
     trained = sum(p.numel() for p in part.module.parameters() if p.requires_grad)
@@ -70,4 +79,30 @@ def traffic(model: LanguageModel, run: RunConfig, devices: int, micro_batch: int
         reductions=4 * trained * others,
         copies=4 * trained / shards * 2 * (copies - 1) / copies,
         tensor_parallel=sums * tokens * head.shape[1] * itemsize * 2 * (group - 1) / group if group > 1 else 0.0,
+        context_parallel=tokens * itemsize * _exchanged(part, run) * (parallel.cp - 1) / parallel.cp,
     )
+
+
+@torch.no_grad()
+def _exchanged(model: LanguageModel, run: RunConfig) -> float:
+    """The numbers that a process of a context-parallel group exchanges for each of its tokens in a step."""
+    if (cp := run.parallel.cp) == 1:
+        return 0.0
+    counted = []
+    for length in (64, 128):
+        with _Sent() as sent:
+            model.module(torch.zeros(1, length, dtype=torch.long, device="meta"), span=Span(1, cp, ""), use_cache=False)
+        counted.append(sent.numbers)
+    passes = 2 if run.parallel.activation_checkpointing == "none" else 3
+    return passes * (counted[1] - counted[0]) / 64
+
+
+class _Sent(TorchDispatchMode):
+    """Counts the numbers in messages between processes."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops._c10d_functional.all_to_all_single.default:
+            self.numbers += args[0].numel()
+        return func(*args, **(kwargs or {}))

@@ -24,6 +24,7 @@ from canonlm.models.mixers.base import Architecture, Mixer, register
 from canonlm.models.norm import RMSNorm
 from canonlm.models.positions import rotate
 from canonlm.models.settings import Config
+from canonlm.ops.context_parallel import Span, own, to_heads, to_tokens
 from canonlm.ops.packed_attention import packed_attention, takes
 
 
@@ -119,39 +120,51 @@ class Attention(Mixer):
             heads = [x.unflatten(-1, (-1, self.head_dim)) for x in (q, k, v)]
             if rotary is not None:
                 heads = [rotate(x, *rotary, count) if count else x for x, count in zip(heads, rotated, strict=True)]
-        q_BTHE, k_BTHE, v_BTHE = heads
-        q_BHTE, k_BHTE, v_BHTE = (x.transpose(1, 2) for x in (q_BTHE, k_BTHE, v_BTHE))
+        q_BHTE, k_BHTE, v_BHTE = (x.transpose(1, 2) for x in heads)
         k_BHSE, v_BHSE = k_BHTE, v_BHTE
         if past_key_values is not None:
             k_BHSE, v_BHSE = past_key_values.update(k_BHTE, v_BHTE, self.layer_idx)
         if layout.without_mask:
             assert layout.documents is not None
             if self.config._attn_implementation == "sdpa":
-                return self.output(packed_attention(q_BTHE, k_BTHE, v_BTHE, layout.documents), x_BTD), None
+                q_BTHE, k_BTHE, v_BTHE = (to_heads(x, layout.span) for x in heads)
+                y_BTHE = packed_attention(q_BTHE, k_BTHE, v_BTHE, layout.documents)
+                return self.output(to_tokens(y_BTHE, layout.span), x_BTD), None
             # Nothing was cached: the new keys are all there are; a static cache has empty places after them.
             k_BHSE, v_BHSE, kwargs = k_BHTE, v_BHTE, kwargs | layout.documents.arguments()
-        y_BTHE, weights = self.attend(q_BHTE, k_BHSE, v_BHSE, attention_mask, kwargs)
+        y_BTHE, weights = self.attend(q_BHTE, k_BHSE, v_BHSE, attention_mask, layout.span, kwargs)
         if past_key_values is not None and layout.key_order is not None:
             keep_last(past_key_values.layers[self.layer_idx], k_BHSE, v_BHSE, layout.key_order)
         return self.output(y_BTHE, x_BTD), weights
 
     def attend(
-        self, q_BHTE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, mask: Tensor | None, kwargs: dict[str, Any]
+        self,
+        q_BHTE: Tensor,
+        k_BHSE: Tensor,
+        v_BHSE: Tensor,
+        mask: Tensor | None,
+        span: Span | None,
+        kwargs: dict[str, Any],
     ) -> tuple[Tensor, Tensor | None]:
-        """The sums above, `[B, T, H, E]`, by transformers' function for the kernel, and any weights it returns."""
+        """The sums above, `[B, T, H, E]`, by transformers' function for the kernel, and any weights it returns. With a
+        span, the mask is of whole rows, and weights are of this process's heads."""
+        q_BHTE, k_BHSE, v_BHSE = (to_heads(x, span, time=2, heads=1) for x in (q_BHTE, k_BHSE, v_BHSE))
+        mask = mask if mask is None or mask.shape[1] == 1 else own(mask, span, dim=1)
         kernel = self.config._attn_implementation
         kwargs = {**kwargs, "dropout": self.config.attention_dropout if self.training else 0.0, "scaling": self.scaling}
         if self.config.sliding_window is not None:
             kwargs["sliding_window"] = self.config.sliding_window  # flash attention has no mask to read it from
         function = ALL_ATTENTION_FUNCTIONS.get_interface(kernel, eager_attention_forward)
         if not self.config.attention_sink:
-            return function(self, q_BHTE, k_BHSE, v_BHSE, mask, **kwargs)
-        sinks_H = on_this_device(self.sinks)
+            y_BTHE, weights = function(self, q_BHTE, k_BHSE, v_BHSE, mask, **kwargs)
+            return to_tokens(y_BTHE, span), weights
+        sinks_H = own(on_this_device(self.sinks), span, dim=0)
         if kernel not in ("sdpa", "eager"):
-            return function(self, q_BHTE, k_BHSE, v_BHSE, mask, s_aux=sinks_H, **kwargs)
+            y_BTHE, weights = function(self, q_BHTE, k_BHSE, v_BHSE, mask, s_aux=sinks_H, **kwargs)
+            return to_tokens(y_BTHE, span), weights
         q, k, v, mask = with_sinks(q_BHTE, k_BHSE, v_BHSE, mask, sinks_H / self.scaling)
         y_BTHE, weights = function(self, q, k, v, mask, **kwargs)
-        return y_BTHE[:, -q_BHTE.shape[2] :, :, :-1], None if weights is None else weights[..., 1:]
+        return to_tokens(y_BTHE[:, -q_BHTE.shape[2] :, :, :-1], span), None if weights is None else weights[..., 1:]
 
     def output(self, y: Tensor, x_BTD: Tensor) -> Tensor:
         y_BTF = y.reshape(*x_BTD.shape[:-1], -1)  # not flatten(-2): vLLM's kernel returns [B * T, H * E]

@@ -39,7 +39,7 @@ class VectorDelta(KimiDeltaAttention):
         g_BTHK, k_BTHK = self.decays(x_BTD), unit(k_BTHK)
         b_BTHK = self.strengths(x_BTD).view_as(k_BTHK)
         w_BTHV = at_least_float32(self.w_proj(x_BTD)).sigmoid().view_as(v_BTHV)
-        return gated_delta_rule(
+        return layout.on_whole_rows(gated_delta_rule)(
             unit(q_BTHK),
             k_BTHK,
             (w_BTHV * v_BTHV).to(v_BTHV.dtype),

@@ -62,7 +62,7 @@ class GatedDeltaProduct(GatedDeltaNet):
         beta_BTJ = mask_out(self.strengths(x_BTD), layout)
         by_step = [x.unflatten(2, (self.options.steps, -1)).flatten(1, 2) for x in (unit(k_BTJK), v_BTJV, beta_BTJ)]
         k_BSHK, v_BSHV, beta_BSH = by_step
-        return gated_delta_rule(
+        return layout.on_whole_rows(gated_delta_rule)(
             unit(q_BTHK),
             k_BSHK,
             v_BSHV,

@@ -38,4 +38,6 @@ class GatedRetention(LinearAttention):
         g_BTH = nn.functional.logsigmoid(at_least_float32(self.decay_proj(x_BTD))) / GATE_NORMALIZER
         g_BTHK = mask_out(g_BTH, layout)[..., None].expand_as(k_BTHK)
         k_BTHK = mask_out(k_BTHK, layout)
-        return gated_linear_attention(q_BTHK, k_BTHK, v_BTHV, g_BTHK, state_BJKV=state, documents=layout.documents)
+        return layout.on_whole_rows(gated_linear_attention)(
+            q_BTHK, k_BTHK, v_BTHV, g_BTHK, state_BJKV=state, documents=layout.documents
+        )

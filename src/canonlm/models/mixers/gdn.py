@@ -82,7 +82,7 @@ class GatedDeltaNet(LinearAttention):
     def recur(
         self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTHV: Tensor, layout: Layout, state: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        return gated_delta_rule(
+        return layout.on_whole_rows(gated_delta_rule)(
             unit(q_BTHK),
             unit(k_BTHK),
             v_BTHV,

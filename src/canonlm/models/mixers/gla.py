@@ -70,7 +70,9 @@ class GatedLinearAttention(LinearAttention):
             g = g.clamp(min=self.options.clamp_min)
         g_BTJK = mask_out(g.view_as(k_BTJK), layout)
         k_BTJK = mask_out(k_BTJK, layout)
-        return gated_linear_attention(q_BTHK, k_BTJK, v_BTJV, g_BTJK, state_BJKV=state, documents=layout.documents)
+        return layout.on_whole_rows(gated_linear_attention)(
+            q_BTHK, k_BTJK, v_BTJV, g_BTJK, state_BJKV=state, documents=layout.documents
+        )
 
 
 def gla_flops(options: HeadOptions, chunk: int) -> float:

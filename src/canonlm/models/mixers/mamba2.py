@@ -86,7 +86,7 @@ class Mamba2(RecurrentMixer):
         B_BTGN, C_BTGN = (part.unflatten(-1, (self.options.n_groups, -1)) for part in (B, C))
         dt_BTH = nn.functional.softplus(at_least_float32(dt) + at_least_float32(self.dt_bias))
         A_H = -at_least_float32(self.A_log).exp()
-        y_BTHP, state = ssd(
+        y_BTHP, state = layout.on_whole_rows(ssd)(
             x_BTHP,
             mask_out(dt_BTH, layout),
             A_H,

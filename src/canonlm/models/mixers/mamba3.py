@@ -29,6 +29,7 @@ from canonlm.models.mixers.recurrent import RecurrentMixer, at_least_float32, ma
 from canonlm.models.norm import RMSNorm
 from canonlm.models.positions import rotate
 from canonlm.models.settings import Config
+from canonlm.ops.context_parallel import Span, own
 from canonlm.ops.trapezoidal_ssd import State, trapezoidal_ssd
 
 MIN_RATE = 1e-4
@@ -105,9 +106,9 @@ class Mamba3(RecurrentMixer):
         dt = mask_out(softplus(dt + at_least_float32(self.dt_bias)), layout)
         share = share.sigmoid()
         past, angle = (None, 0.0) if state is None else self.unpacked(state)
-        angle_BTHS = self.angles(projected.get("angle"), dt, angle)
+        angle_BTHS = self.angles(projected.get("angle"), dt, angle, layout.span)
         B, C = (self.vectors(name, projected[name], angle_BTHS) for name in "BC")
-        y_BTRHP, past = trapezoidal_ssd(
+        y_BTRHP, past = layout.on_whole_rows(trapezoidal_ssd)(
             x,
             B,
             C,
@@ -120,16 +121,21 @@ class Mamba3(RecurrentMixer):
         )
         y = (y_BTRHP + at_least_float32(self.D)[:, None] * x) * silu(at_least_float32(z))
         y = (y * self.mimo_out).sum(2) if self.options.mimo_rank > 1 else y[:, :, 0]
+        angle = own(angle_BTHS[:, -1], layout.span, dim=1)
         return self.out_proj(y.flatten(-2).to(x_BTD.dtype)), torch.cat(
-            [part.flatten(2) for part in (past[0], *(x.transpose(1, 2) for x in past[1:]), angle_BTHS[:, -1])], dim=-1
+            [part.flatten(2) for part in (past[0], *(x.transpose(1, 2) for x in past[1:]), angle)], dim=-1
         )
 
-    def angles(self, rates_BTS: Tensor | None, dt_BTH: Tensor, before: Tensor | float) -> Tensor:
+    def angles(
+        self, rates_BTS: Tensor | None, dt_BTH: Tensor, before: Tensor | float, span: Span | None = None
+    ) -> Tensor:
         """`[B, T, H, S]`, summed in float64: a long sum in float32 has no digits left for the angle. Documents need no
         start from zero, as only differences of angles matter."""
         if rates_BTS is None:
             return dt_BTH.new_zeros(*dt_BTH.shape, 0)
         turns = math.pi * dt_BTH[..., None] * at_least_float32(rates_BTS).tanh()[:, :, None]
+        if span is not None:
+            before = span.sum_before(turns.double().sum(1, keepdim=True))
         return ((turns.double().cumsum(1) + before) % math.tau).to(turns.dtype)
 
     def vectors(self, name: str, projected: Tensor, angle_BTHS: Tensor) -> Tensor:

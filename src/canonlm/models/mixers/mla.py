@@ -25,6 +25,7 @@ from canonlm.models.mixers.base import DERIVED, Architecture, Mixer, Options, re
 from canonlm.models.norm import RMSNorm
 from canonlm.models.positions import rotate
 from canonlm.models.settings import Config
+from canonlm.ops.context_parallel import Span
 
 
 @dataclass
@@ -130,13 +131,20 @@ class LatentAttention(Attention):
         if layout.without_mask:  # nothing was cached: a static cache has empty places after the new tokens
             assert layout.documents is not None
             (c_B1SC, r_B1SP), kwargs = new, kwargs | layout.documents.arguments()
-        y_BTF, weights = self.sums(q_BHTN, p_BHTP, c_B1SC, r_B1SP, attention_mask, kwargs)
+        y_BTF, weights = self.sums(q_BHTN, p_BHTP, c_B1SC, r_B1SP, attention_mask, layout.span, kwargs)
         if past_key_values is not None and layout.key_order is not None:
             keep_last(past_key_values.layers[self.layer_idx], *kept, layout.key_order)
         return self.output(y_BTF, x_BTD), weights
 
     def sums(
-        self, q_BHTN: Tensor, p_BHTP: Tensor, c_B1SC: Tensor, r_B1SP: Tensor, mask: Tensor | None, kwargs: Any
+        self,
+        q_BHTN: Tensor,
+        p_BHTP: Tensor,
+        c_B1SC: Tensor,
+        r_B1SP: Tensor,
+        mask: Tensor | None,
+        span: Span | None,
+        kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """The sums over tokens, `[B, T, H, V]`, and any weights."""
         heads, sizes = q_BHTN.shape[1], [self.key_dim, self.value_dim]
@@ -147,8 +155,8 @@ class LatentAttention(Attention):
             k_HNC, v_HVC = self.kv_b_proj.weight.unflatten(0, (heads, -1)).split(sizes, dim=1)
             q_BHTC = torch.einsum("bhtn,hnc->bhtc", q_BHTN, k_HNC)
             q, k = torch.cat([q_BHTC, p_BHTP], dim=-1), torch.cat([c_BHSC, r_BHSP], dim=-1)
-            y_BTHC, weights = self.attend(q, k, c_BHSC, mask, kwargs)
+            y_BTHC, weights = self.attend(q, k, c_BHSC, mask, span, kwargs)
             return torch.einsum("bthc,hvc->bthv", y_BTHC, v_HVC), weights
         k_BHSN, v_BHSV = self.kv_b_proj(c_B1SC[:, 0]).unflatten(-1, (heads, -1)).transpose(1, 2).split(sizes, dim=-1)
         q, k = torch.cat([q_BHTN, p_BHTP], dim=-1), torch.cat([k_BHSN, r_BHSP], dim=-1)
-        return self.attend(q, k, v_BHSV, mask, kwargs)
+        return self.attend(q, k, v_BHSV, mask, span, kwargs)

@@ -39,7 +39,7 @@ class Retention(LinearAttention):
         # One step in time for each token, none for padding, at which the state then does not change.
         steps_BTH = mask_out(torch.ones_like(q_BTHK[..., 0], dtype=compute), layout)
         q_BTHK = q_BTHK * q_BTHK.shape[-1] ** -0.5
-        return ssd(
+        return layout.on_whole_rows(ssd)(
             v_BTHV,
             steps_BTH,
             log_gamma_H,

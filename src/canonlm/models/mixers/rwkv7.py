@@ -155,7 +155,7 @@ class RWKV7(RecurrentMixer):
 
         one_BTH = mask_out(g.new_ones(g.shape[:3]), layout)
         zero = torch.zeros_like(v)
-        return gated_delta_rule(
+        return layout.on_whole_rows(gated_delta_rule)(
             r,
             steps((rate * removed).to(v.dtype), added),
             steps(zero, v),
