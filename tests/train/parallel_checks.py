@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM
 from canonlm.core.distributed import World
+from canonlm.models import initialize
 from canonlm.models.build import build
 from canonlm.models.decoder import Decoder
 from canonlm.models.interface import Sizes
@@ -234,6 +235,22 @@ def starts_alike(world, family, fields_of="FAMILIES", **layout):
     torch.testing.assert_close(after, norm / 7, rtol=1e-4, atol=0)
 
 
+def draws_a_share(world, **layout):
+    """Each process draws some of the initial weights, and none if a checkpoint will overwrite them."""
+    drawn = []
+    with pytest.MonkeyPatch.context() as patch:
+        draw = initialize.generator_for
+        patch.setattr(initialize, "generator_for", lambda *args: drawn.append(args[1]) or draw(*args))
+        config = CanonLMConfig(**SIZES | FAMILIES["llama"])
+        ours = parallelize(partial(decoder, config), run_config(**layout), world).module
+        shares = world.gather([*drawn])
+        assert all(shares)
+        assert sorted(sum(shares, [])) == sorted(initialize.canonical_name(name) for name in ours.state_dict())
+        drawn.clear()
+        parallelize(partial(decoder, config), run_config(**layout), world, resumed=True)
+        assert not drawn
+
+
 def accumulates(world, **layout):
     """Micro-batches, of which only the last reduces gradients."""
     fields = FAMILIES["llama"]
@@ -338,6 +355,7 @@ GROUPS: dict[str, tuple[int, dict[tuple[int, ...], Checks]]] = {
                 *((follows, arch, "FOREIGN") for arch in FOREIGN),
                 *((computes_in_bf16, family) for family in ("llama", "mamba2")),
                 *((recomputes, mode) for mode in ("selective", "full")),
+                (draws_a_share,),
                 (accumulates,),
                 (sends,),
                 (repeats,),

@@ -21,25 +21,32 @@ from canonlm.core.distributed import World
 from canonlm.models.interface import LanguageModel
 from canonlm.ops.context_parallel import Span
 from canonlm.train.config import RunConfig
+from canonlm.train.initial_weights import InitialWeights
 from canonlm.train.recompute import recomputed
 from canonlm.train.weights import Weights
 
 
 def parallelize(
-    make: Callable[[str], LanguageModel], config: RunConfig, world: World, weights: Weights | None = None
+    make: Callable[[str], LanguageModel],
+    config: RunConfig,
+    world: World,
+    weights: Weights | None = None,
+    *,
+    resumed: bool = False,
 ) -> LanguageModel:
     """The model that `make(device)` builds ("cpu", or "meta" without values), spread over the devices of a run, with
-    the weights that a single process would start from; those in `weights` replace initial values.
+    the weights that a single process would start from. weights, resumed: as in `InitialWeights`.
 
-    Each block is initialized in full on this device, then sharded, so that no device ever holds more than its part and
-    one block (or the embeddings and the head). Gradients are averaged over data-parallel processes. With
+    Each block gets its weights in full on this device, then is sharded, so that no device ever holds more than its part
+    and one block (or the embeddings and the head). Gradients are averaged over data-parallel processes. With
     `train.precision` bf16, blocks are gathered and computed in bfloat16 and gradients summed in float32; without a
     mesh, autocast is used.
 
     ValueError: the model cannot be split into `parallel.tp` parts, or its windows into `parallel.cp`.
     """
     parallel, mesh = config.parallel, world.mesh
-    model = make("cpu" if mesh is None else "meta")
+    on_meta = mesh is not None or resumed
+    model = make("meta" if on_meta else "cpu")
     model.check_tensor_parallel(parallel.tp)
     model.check_context_parallel(parallel.cp, parallel.tp)
     model.span = None if parallel.cp == 1 else Span(world.cp_rank, world.cp, world.cp_group)
@@ -47,13 +54,14 @@ def parallelize(
         dynamo: Any = torch._dynamo.config
         dynamo.recompile_limit = max(dynamo.recompile_limit, len(model.blocks) + 1)
     model.compiled_loss = config.train.compile and world.device.type == "cuda"  # a CPU gains nothing from it
-    if mesh is None and weights is not None:
-        weights.write(model.module.state_dict(keep_vars=True))
-    if mesh is None:
+    initial = InitialWeights(model, world, weights, resumed) if on_meta else None
+    if initial is None:
+        if weights is not None:
+            weights.write(model.module.state_dict(keep_vars=True))
         model.module.to(world.device)  # type: ignore[arg-type]  # the library's wrapper confuses the checker
     for name, block in model.blocks.items():
-        if mesh is not None:
-            _materialize(model, block, name, world.device, weights)
+        if initial is not None:
+            initial.place(name)
         if parallel.float8:
             _to_float8(block)
         if mesh is not None and parallel.tp > 1:
@@ -65,38 +73,14 @@ def parallelize(
             block.forward = torch.compile(block.forward)
         if mesh is not None:
             _shard(block, config, mesh)
-    if mesh is not None:
-        _materialize(model, model.module, "", world.device, weights)
-        if parallel.tp > 1:
+    if initial is not None:
+        initial.place("")
+        if mesh is not None and parallel.tp > 1:
             model.split_ends(mesh["tp"])
         model.module.tie_weights()
+    if mesh is not None:
         _shard(model.module, config, mesh)
     return model
-
-
-def _materialize(
-    model: LanguageModel, part: nn.Module, name: str, device: torch.device, weights: Weights | None
-) -> None:
-    """Give memory and initial weights to a part on the meta device, except to the blocks in it, which are parts of
-    their own. A part that was built on the CPU has its weights already."""
-    inside = {module for block in model.blocks.values() if block is not part for module in block.modules()}
-    modules = [module for module in part.modules() if module not in inside]
-    tensors = [x for module in modules for x in (*module.parameters(recurse=False), *module.buffers(recurse=False))]
-    on_meta = any(x.is_meta for x in tensors)
-    for module in modules:
-        module._apply(lambda x: torch.empty_like(x, device=device) if x.is_meta else x.to(device), recurse=False)
-    if on_meta:
-        model.initialize(part, name)
-    if weights is not None:
-        paths = {module: path for path, module in part.named_modules(prefix=name)}
-        own = {f"{paths[module]}.{key}".lstrip("."): x for module in modules for key, x in _state(module).items()}
-        weights.write(own)
-
-
-def _state(module: nn.Module) -> dict[str, torch.Tensor]:
-    """The tensors of the module itself that a checkpoint has."""
-    names = {*dict(module.named_parameters(recurse=False)), *dict(module.named_buffers(recurse=False))}
-    return {name: x for name, x in module.state_dict(keep_vars=True).items() if name in names}
 
 
 def _shard(module: nn.Module, config: RunConfig, mesh: DeviceMesh) -> None:
