@@ -54,7 +54,7 @@ def test_what_a_step_sends():
     ends = 2 * 32000 * 2048 + 2048
     blocks, others = plan.parameters - ends, 127 / 128
     assert plan.traffic.gathers == pytest.approx(plan.accumulation * 2 * (2 * blocks + ends) * others)
-    assert plan.traffic.reductions == pytest.approx(4 * plan.parameters * others)
+    assert plan.traffic.reductions == pytest.approx(plan.accumulation * 4 * plan.parameters * others)
     assert plan.traffic.copies == plan.traffic.tensor_parallel == 0
     total = plan.traffic.total
     assert plan.sending == pytest.approx(total / 400e9)  # eight links of 50 GB/s a machine, less than NVLink
@@ -82,10 +82,10 @@ def test_what_a_step_sends_with_context_parallelism():
 
 def test_several_numbers_of_gpus(capsys):
     name = "LlamaCanon-8B-Nemo-1T-lr0.003"
-    assert main(["plan", name, "--gpus", "8,64,1024", QUICK]) == 0
+    assert main(["plan", name, "--gpus", "2,8,64,1024", QUICK]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[1] for line in lines if line.startswith("│")] == ["64"]
-    assert lines[-2].startswith("8 GPUs: memory: expected at most 72.0 GiB of a GPU (h100)")
+    assert [line.split()[1] for line in lines if line.startswith("│")] == ["8", "64"]
+    assert lines[-2].startswith("2 GPUs: memory: expected at most 72.0 GiB of a GPU (h100)")
     assert lines[-1].startswith("1,024 GPUs: train.batch_size: expected a multiple of 1024")
     assert main(["plan", name, "--gpus", "1000,1024", QUICK]) == 2
     assert capsys.readouterr().err == "canonlm: --gpus: none of 1000, 1024 is possible\n"

@@ -59,8 +59,8 @@ def write(tmp_path, monkeypatch):
         (
             "N: 8",
             "N: 64",
-            "data.seq_len: expected at least 130, for the test samples of copying(N=64, min_items=16, max_items=None, test_lengths=None), "
-            "got 18  (in run.yaml, line 7)",
+            "data.seq_len: expected at least 130, for the test samples of copying(N=64, min_items=16, max_items=None, "
+            "test_lengths=None), got 18  (in run.yaml, line 7)",
         ),
         ("  name: copying\n", "", "task.name: expected one of " + NAMES + ", got None  (in run.yaml, line 2)"),
         ("  name: copying", "  name: [a]", "task.name: expected one of " + NAMES + ", got ['a']"

@@ -143,7 +143,8 @@ class _Run:
         self.model = parallelize(partial(build_model, config), config, world, weights, resumed=resumed)
         del weights
         self.module = self.model.module
-        causality.check(self.model, isolated=config.data.isolate_documents)
+        if not resumed:  # its weights have no values yet, and the model has passed before
+            causality.check(self.model, isolated=config.data.isolate_documents)
         self.optimizer = build_optimizer(self.module, settings.optim)
         self.lease = leases.Lease.of_environment()
         self.checkpoints = Checkpoints(

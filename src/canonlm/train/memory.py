@@ -72,7 +72,6 @@ class Device:
             gathered = self.itemsize * (ends + 3 * block) + 4 * block  # gradients are reduced in float32
         else:
             gathered = self.itemsize * parameters if self.itemsize < 4 else 0  # autocast's copies
-        gradients = 4 * parameters if micro_batch < self.windows else shard
         if not self.kept:
             self.kept = _kept(self.model, list(kinds), self.run, self.unsharded)
         activations = sum(kinds[name] * kept for name, (kept, _) in self.kept.items())
@@ -83,7 +82,7 @@ class Device:
         logits = min(tokens * 4 * vocab_size, chunk_bytes(self.run.train.device)) * (1 + self.itemsize / 4)
         return Memory(
             parameters=shard,
-            gradients=gradients,
+            gradients=shard,
             optimizer=2 * shard,
             gathered=gathered,
             activations=micro_batch * activations / cp,

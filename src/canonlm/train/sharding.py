@@ -102,10 +102,8 @@ def _to_float8(layer: nn.Module) -> None:
 
 
 def last_micro_batch(model: nn.Module, last: bool) -> None:
-    """Called before each micro-batch of a step; `last`: whether it is the last. Gradients are reduced once, after it.
-
-    Until then a device holds the whole gradient (of its tensor-parallel part), in at least float32.
-    """
+    """Called before each micro-batch of a step; `last`: whether it is the last. Each one reduces its gradients to
+    shards, so that no device holds a whole gradient; only the last one sums them over copies of the model."""
     if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(last)
+        model.set_requires_all_reduce(last)
         model.set_is_last_backward(last)

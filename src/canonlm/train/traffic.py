@@ -1,11 +1,11 @@
 """The bytes that the devices of a run send each other in a training step, computed from its layout in advance.
 
 FSDP gathers a block's weights before its forward and again before its backward, for each micro-batch; those outside
-blocks (embedding, last norm, head) once, as they are kept between the two. Gradients are reduced in float32, once a
-step. With copies (`parallel.dp_replicate`), their shards are then summed over the copies. In a tensor-parallel group,
-the mixer and the MLP of a layer each sum their output, and in the backward pass the gradient of their input. In a
-context-parallel group, what a forward pass sends is counted on a model without contents; gradients take the same way
-back, and activation checkpointing sends it again.
+blocks (embedding, last norm, head) once, as they are kept between the two. Gradients are reduced to shards in float32,
+for each micro-batch. With copies (`parallel.dp_replicate`), shards are summed over the copies once a step. In a tensor-
+parallel group, the mixer and the MLP of a layer each sum their output, and in the backward pass the gradient of their
+input. In a context-parallel group, what a forward pass sends is counted on a model without contents; gradients take the
+same way back, and activation checkpointing sends it again.
 
 Left out: norms of gradients and losses (bytes), data, checkpoints, the logits' sums over a tensor-parallel group, the
 inputs of convolutions that are sent.
@@ -76,7 +76,7 @@ def traffic(model: LanguageModel, run: RunConfig, devices: int, micro_batch: int
     tokens = run.train.batch_size * group // devices * run.data.seq_len
     return Traffic(
         gathers=times * itemsize * gathered * others,
-        reductions=4 * trained * others,
+        reductions=times * 4 * trained * others,
         copies=4 * trained / shards * 2 * (copies - 1) / copies,
         tensor_parallel=sums * tokens * head.shape[1] * itemsize * 2 * (group - 1) / group if group > 1 else 0.0,
         context_parallel=tokens * itemsize * _exchanged(part, run) * (parallel.cp - 1) / parallel.cp,
