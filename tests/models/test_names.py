@@ -1,14 +1,18 @@
 """Architecture names, each against the configuration fields it stands for."""
 
+import re
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM
+from canonlm.models.decoder import config_of, fields_of
+from canonlm.models.interface import SMALL
 from canonlm.models.mixers import MIXERS
-from canonlm.models.names import FIELDS, name_of, resolve, split_names
-from canonlm.models.names import GROUPS as FIELD_GROUPS
+from canonlm.models.names import FIELDS, name_of, reads, resolve, split_names
 
 
 @pytest.mark.parametrize(
@@ -114,11 +118,6 @@ def test_resolving_does_not_change_the_table():
         ("llama+rope=0.5:nores", "+rope: expected a share from 0 to 1 of each head"),
         ("gla5{num_head=2}", 'unknown setting of gla5 "num_head". Did you mean "num_heads"?'),
         ("llama{hidden_size=2}", 'unknown setting of llama "hidden_size".'),
-        *(
-            (f"{base}{{{key}=16}}", f"arch: expected an attention layer to read {key}, as in llama or {base}.llama")
-            for base, key in (("gdn2", "head_dim"), ("rwkv7", "head_dim"), ("mamba3", "num_key_value_heads"))
-        ),
-        ("gla5.gdn2{rope_theta=16}", "arch: expected an attention layer to read rope_theta, as in llama or gdn2.llama"),
         ("llama{rope_theta}", 'arch: expected fields such as {num_heads=4,num_key_value_heads=2}, got "rope_theta"'),
         ("gla5{num_heads=2}.gla5", "arch: expected one kind of gla in all layers"),
         ("gla5.gla", "arch: expected one kind of gla in all layers"),
@@ -129,6 +128,54 @@ def test_mistakes(name, message):
     with pytest.raises(ValueError) as caught:
         resolve(name, hidden_size=128, num_heads=8)
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("arch", "fields", "lacks"),
+    [
+        *(
+            (f"{base}{{{key}=4}}", {}, f"an attention layer to read {key}, as in llama or {base}.llama")
+            for base, key in (("gdn2", "head_dim"), ("rwkv7", "head_dim"), ("mamba3", "num_key_value_heads"))
+        ),
+        ("gla5.gdn2{rope_theta=16}", {}, "an attention layer to read rope_theta, as in llama or gdn2.llama"),
+        ("mla.gdn2{num_key_value_heads=2}", {}, "an attention layer to read num_key_value_heads, as in llama or gdn2"),
+        ("gdn2", {"head_dim": 16}, "an attention layer to read head_dim, as in llama or gdn2.llama"),
+        ("mla", {"num_key_value_heads": 2}, "an attention layer to read num_key_value_heads"),
+        ("llama{conv_kernel=3}", {}, "a short convolution (site b) to read conv_kernel, as in gdn2"),
+        ("gdn2-conv.llama{conv_kernel=3}", {}, "a short convolution (site b) to read conv_kernel, as in gdn2"),
+        ("rwkv7", {"conv_kernel": 3}, "a short convolution (site b) to read conv_kernel, as in gdn2"),
+        ("gdn2{canon_kernel=3}", {}, "Canon layers to read canon_kernel, as in gdn2+canon"),
+        ("llama+frozen", {}, "Canon layers to read canon_frozen, as in llama+canon"),
+        ("mamba2+mlp=none+relu2", {}, "an MLP to read hidden_act"),
+        ("mamba2+mlp=none", {"mlp_bias": True}, "an MLP to read mlp_bias"),
+        ("llama", {"linear_num_heads": 2}, "a mixer with the option num_heads"),
+        ("llama", {"mixer_options": {"gla": {"num_heads": 2}}}, "a layer of gla to read it"),
+    ],
+)
+def test_settings_without_effect_are_refused(arch, fields, lacks):
+    sizes = replace(SMALL, fields=fields)
+    key = "".join(f"model.fields.{name}" for name in fields) or "arch"
+    with pytest.raises(ValueError, match=f"^{re.escape(key)}(\\.gla)?: expected {re.escape(lacks)}") as refused:
+        config_of(arch, sizes, 0)
+    assert "\n" not in str(refused.value)
+    # A saved run or configuration may have them, and has the name of what it computes.
+    config = config_of(arch, sizes, 0, saved=True)
+    assert config.arch == name_of(CanonLMConfig(**config.to_dict() | {"arch": arch}))
+    assert config_of(config.arch, fields_of(config, config.arch), 0).arch == config.arch
+
+
+@pytest.mark.parametrize(
+    ("arch", "fields"),
+    [
+        ("mla.llama{num_key_value_heads=2}", {}),
+        ("rwkv7.gdn2{conv_kernel=3}", {"linear_num_heads": 2}),
+        ("mamba3{canon_set=b,conv_kernel=3}", {}),
+        ("gdn2+canon", {"canon_kernel": 3, "sliding_window": None}),
+        ("llama", {"canon_set": "A", "canon_kernel": 3}),
+    ],
+)
+def test_settings_that_some_layer_reads(arch, fields):
+    config_of(arch, replace(SMALL, fields=fields), 0)
 
 
 LETTERS = st.sets(st.sampled_from("ABCDOM")).map("".join)
@@ -207,11 +254,7 @@ def test_a_name_determines_everything_but_sizes(config):
     again = CanonLMConfig(hidden_size=64, num_hidden_layers=config.num_hidden_layers, num_attention_heads=4, **fields)
     layers = range(config.num_hidden_layers)
     assert [again.canons(i) for i in layers] == [config.canons(i) for i in layers]
-    ignored = {
-        "canon_set",
-        "canon_sets",
-        *(() if config.attends else FIELD_GROUPS["attention"]),
-    }
+    ignored = {"canon_set", "canon_sets", *(key for key in FIELDS if not reads(config, key))}
     different = {key: (getattr(config, key), getattr(again, key)) for key in FIELDS if key not in ignored
                  if getattr(config, key) != getattr(again, key)}  # fmt: skip
     assert not different, name

@@ -153,6 +153,17 @@ def test_a_run_has_its_complete_name(tiny, tmp_path):
     assert load(tmp_path / "config.yaml") == named
 
 
+def test_a_run_of_an_earlier_version_with_settings_without_effect_opens(tiny, tmp_path):
+    run = tiny(arch="mla{num_key_value_heads=2}", model={"fields": {"conv_kernel": 3}}, train=SHORT)
+    with pytest.raises(ValueError, match=r"^arch: expected an attention layer to read num_key_value_heads"):
+        train(run, tmp_path)
+    with pytest.MonkeyPatch.context() as earlier:
+        earlier.setattr("canonlm.models.decoder.check_read", lambda *_: None)
+        earlier.setattr("canonlm.train.build.complete_name", lambda arch, sizes: (arch, sizes.fields))
+        train(run, tmp_path)
+    assert main(["eval", str(tmp_path), "--suite", "playground", "n=8", "--out", str(tmp_path / "asked")]) == 0
+
+
 def test_a_transformers_model_in_every_command(tiny, tmp_path, capsys):
     run, out = tmp_path / "run", tmp_path / "out"
     train(tiny(arch="hf:qwen3", train=SHORT), run)

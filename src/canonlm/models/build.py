@@ -25,17 +25,18 @@ from canonlm.models.names import GROUPS
 
 
 @few_modules()
-def build(arch: str, sizes: Sizes, seed: int = 0) -> LanguageModel:
+def build(arch: str, sizes: Sizes, seed: int = 0, *, saved: bool = False) -> LanguageModel:
     """The model of that name with its initial weights, a function of (seed, parameter name), on torch's default device
     (under `torch.device("meta")`: without values).
 
-    One-line ValueError for an unknown architecture, and for sizes that it or this machine's memory does not allow.
+    One-line ValueError for an unknown architecture, for sizes that it or this machine's memory does not allow, and for
+    settings of our decoder without effect, unless they are of a `saved` run.
     """
     if arch.partition(":")[0] in LIBRARIES:
         return hf.library_model(arch, sizes, seed)
     if (reference := reference_of(arch)) is not None and not _is_decoder(arch):
         return hf.outside_model(arch, _load(reference), sizes, seed)
-    return Decoder(CanonLMForCausalLM(config_of(arch, sizes, seed)))
+    return Decoder(CanonLMForCausalLM(config_of(arch, sizes, seed, saved=saved)))
 
 
 def wrap(module: PreTrainedModel) -> LanguageModel:

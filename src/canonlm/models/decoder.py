@@ -21,7 +21,7 @@ from canonlm.models.interface import LanguageModel, Loss, Sizes
 from canonlm.models.mixers import MIXERS
 from canonlm.models.mlp import Experts
 from canonlm.models.modeling import CanonLMForCausalLM
-from canonlm.models.names import GROUPS, name_of, resolve
+from canonlm.models.names import GROUPS, check_read, name_of, reads, resolve
 from canonlm.models.other_names import FLAT_OPTIONS
 from canonlm.ops.varlen import Documents
 
@@ -191,13 +191,14 @@ def fields_of(config: CanonLMConfig, arch: str) -> Sizes:
     own = {name: getattr(config, name) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads")}
     sizes = Sizes(**own, vocab_size=config.vocab_size, seq_len=config.max_position_embeddings)
     usual = config_of(arch, sizes, config.init_seed)
-    names = [name for name in _FIELDS if name not in FLAT_OPTIONS and hasattr(config, name)]
+    names = [name for name in _FIELDS if name not in FLAT_OPTIONS and hasattr(config, name) and reads(config, name)]
     fields = {name: getattr(config, name) for name in names if getattr(config, name) != getattr(usual, name)}
     return replace(sizes, fields=fields)
 
 
-def config_of(arch: str, sizes: Sizes, seed: int) -> CanonLMConfig:
-    """The configuration of one of our architectures at those sizes. InvalidSetting if they do not fit together."""
+def config_of(arch: str, sizes: Sizes, seed: int, *, saved: bool = False) -> CanonLMConfig:
+    """The configuration of one of our architectures at those sizes. InvalidSetting if they do not fit together, and for
+    settings without effect, which runs that are `saved` may have."""
     try:
         fields = dict(sizes.fields) if Fields.model_validate(sizes.fields) else {}
     except ValidationError as error:
@@ -230,5 +231,7 @@ def config_of(arch: str, sizes: Sizes, seed: int) -> CanonLMConfig:
         )
     except InvalidSetting as error:
         raise InvalidSetting(f"model.fields.{error.key}", f"model.fields.{error}") from None
+    if not saved:
+        check_read(config, arch, sizes.fields)
     config.arch = name_of(config)
     return config

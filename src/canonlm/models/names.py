@@ -24,6 +24,7 @@ from canonlm.canon.sites import SHORT_CONV, Variant
 from canonlm.core.errors import expected, unknown
 from canonlm.models.config import OF_CANON, CanonLMConfig
 from canonlm.models.mixers.base import MIXERS, Architecture, Mixer
+from canonlm.models.other_names import FLAT_OPTIONS
 
 GROUPS = {
     "sizes": {
@@ -46,8 +47,8 @@ GROUPS = {
     },
 }
 """Fields of `CanonLMConfig` by what they are to a name. sizes: given beside it. unnamed: not part of it, either.
-modifiers: its modifiers can set them. training: they do not matter once a model has its weights. attention: they do not
-matter without attention."""
+modifiers: its modifiers can set them. training: they do not matter once a model has its weights. attention: only mixers
+that attend read them (not those of their `ignores`)."""
 
 FIELDS = [
     name
@@ -233,7 +234,7 @@ def resolve(arch: str, *, hidden_size: int, num_heads: int, head_dim: int | None
     """The configuration fields that a name stands for: `resolve("llama+canon=AC", hidden_size=512, num_heads=8)`.
 
     `gdn2.gdn2.gdn2.llama` is a hybrid whose layers alternate. ValueError names an unknown or repeated base, modifier or
-    setting, or an invalid value.
+    setting, or an invalid value; `check_read` refuses settings without effect.
     """
     head_dim = head_dim or hidden_size // num_heads
     layers, modifiers = _split(arch)
@@ -265,10 +266,6 @@ def resolve(arch: str, *, hidden_size: int, num_heads: int, head_dim: int | None
         if MODIFIERS[modifier].of_attention and not any(base.mixer.attends for base in layers):
             raise expected("arch", f"an attention layer for +{modifier}, as in llama or {layers[0].name}.llama", arch)
         fields |= MODIFIERS[modifier].read(added[modifier], head_dim, num_heads)
-    if not any(base.mixer.attends for base in layers):
-        for base in layers:
-            for key in sorted(base.settings.keys() & GROUPS["attention"] - base.options.keys()):
-                raise expected("arch", f"an attention layer to read {key}, as in llama or {base.name}.llama", arch)
     mixers = [base.mixer.name for base in layers]
     if mixers != ["attention"]:
         fields["mixers"] = mixers
@@ -316,6 +313,51 @@ def _checked(name: str, mixer: type[Mixer], settings: dict[str, Any]) -> dict[st
         if key not in choices:
             raise unknown(f"setting of {name}", key, choices, f"settings of {name}")
     return settings
+
+
+# -- settings without effect ------------------------------------------------------------------------------------------
+
+
+def check_read(config: CanonLMConfig, arch: str, fields: Mapping[str, Any]) -> None:
+    """InvalidSetting for a setting in the name `arch`, or one of `fields` (`model.fields`), without effect. Saved
+    configurations may hold such settings, so `CanonLMConfig` takes them."""
+    layers, modifiers = _split(arch)
+    typed = {key: base.name for base in layers for key in base.settings.keys() - base.options.keys()}
+    for modifier, _, value in (part.partition("=") for part in modifiers):
+        if not modifier.startswith("canon"):
+            read = MODIFIERS[modifier].read(value or None, config.head_dim, config.num_attention_heads)
+            typed |= dict.fromkeys(read, layers[0].name)
+    for key, base in sorted(typed.items()):
+        if (lacks := _lacks(config, key, base)) is not None:
+            raise expected("arch", lacks, arch)
+    for mixer in (fields.get("mixer_options") or {}).keys() - {*config.mixers}:
+        raise expected(f"model.fields.mixer_options.{mixer}", f"a layer of {mixer} to read it", arch)
+    for key, value in fields.items():
+        if value is not None and (lacks := _lacks(config, key, layers[0].name)) is not None:
+            raise expected(f"model.fields.{key}", lacks, value)
+
+
+def reads(config: CanonLMConfig, key: str) -> bool:
+    """Whether the value of a field matters in this configuration."""
+    return _lacks(config, key, "") is None
+
+
+def _lacks(config: CanonLMConfig, key: str, base: str) -> str | None:
+    """The part that a configuration lacks to read a field; None if it reads it. base: of its name."""
+    mixers = [MIXERS[mixer] for mixer in config.mixers]
+    if key in GROUPS["attention"] and not any(mixer.attends and key not in mixer.ignores for mixer in mixers):
+        return f"an attention layer to read {key}, as in llama or {base}.llama"
+    convolve = [SHORT_CONV in config.sites(i) and key not in mixer.ignores for i, mixer in enumerate(mixers)]
+    if key == "conv_kernel" and not any(convolve):
+        return f"a short convolution (site {SHORT_CONV}) to read {key}, as in gdn2"
+    if key in OF_CANON and not any(set(config.canons(i)) - {SHORT_CONV} for i in range(len(mixers))):
+        return f"Canon layers to read {key}, as in {base}+canon"
+    if key in ("hidden_act", "mlp_bias") and config.mlp == "none":
+        return f"an MLP to read {key}"
+    if key in FLAT_OPTIONS:
+        known = {option for mixer in mixers for option in mixer.Options.__dataclass_fields__}
+        return None if known & {*FLAT_OPTIONS[key]} else f"a mixer with the option {' or '.join(FLAT_OPTIONS[key])}"
+    return None
 
 
 # -- settings in braces -----------------------------------------------------------------------------------------------
@@ -406,13 +448,16 @@ def _complete(config: CanonLMConfig, names: Mapping[str, str]) -> str | None:
         ]
         return ".".join(parts) + modifiers
 
+    def differs(key: str, other: CanonLMConfig) -> bool:
+        return reads(config, key) and _value(config, key) != _value(other, key)
+
     try:
         modifiers, plain = canon, _of_name(config, written({}, canon))
         for name, modifier in MODIFIERS.items():
             value = False if name == "frozen" else modifier.write(config)
             if value is not False and value is not True:
                 fields = modifier.read(value, config.head_dim, config.num_attention_heads)
-                if any(_value(config, key) != _value(plain, key) for key in fields):
+                if any(differs(key, plain) for key in fields):
                     modifiers += f"+{name}" + ("" if value is None else f"={value}")
         near = _of_name(config, written({}, modifiers))
         settings = {
@@ -422,7 +467,7 @@ def _complete(config: CanonLMConfig, names: Mapping[str, str]) -> str | None:
             if value != near.mixer_options.get(mixer, {}).get(key)
         }
         for key in FIELDS:
-            if key not in ("mixers", "mixer_options") and _value(config, key) != _value(near, key):
+            if key not in ("mixers", "mixer_options") and differs(key, near):
                 # In the braces of a mixer that has no option of that name.
                 mixer = next(mixer for _, mixer, _ in pattern if key not in MIXERS[mixer].Options.__dataclass_fields__)
                 settings[mixer, key] = _pattern(_value(config, key))
@@ -447,7 +492,7 @@ def _is_named(config: CanonLMConfig, name: str) -> bool:
 
 def _value(config: CanonLMConfig, key: str) -> Any:
     """The value of a field; Canon sites are compared layer by layer, in `canon_sets`."""
-    if key == "canon_set" or (key in GROUPS["attention"] and not config.attends):
+    if key == "canon_set" or not reads(config, key):
         return None
     # In a list in braces, commas separate layers, and semicolons groups of sites.
     return [text.replace(",", ";") for text in config.canon_texts] if key == "canon_sets" else getattr(config, key)
@@ -465,4 +510,6 @@ def _of_name(config: CanonLMConfig, name: str) -> CanonLMConfig:
     fields = resolve(
         name, hidden_size=config.hidden_size, num_heads=config.num_attention_heads, head_dim=config.head_dim
     )
-    return CanonLMConfig(**{**{key: getattr(config, key) for key in GROUPS["sizes"] | GROUPS["unnamed"]}, **fields})
+    named = CanonLMConfig(**{**{key: getattr(config, key) for key in GROUPS["sizes"] | GROUPS["unnamed"]}, **fields})
+    check_read(named, name, {})
+    return named

@@ -32,11 +32,11 @@ def sizes_of(run: RunConfig) -> Sizes:
     return Sizes(**given, vocab_size=vocab_size, seq_len=run.data.seq_len)
 
 
-def build_model(run: RunConfig, device: str = "cpu") -> LanguageModel:
+def build_model(run: RunConfig, device: str = "cpu", *, saved: bool = False) -> LanguageModel:
     """The model of a run with its initial weights; on "meta", without values. InvalidSetting if architecture, sizes and
-    fields do not fit together."""
+    fields do not fit together, or have no effect (unless the run is a `saved` one)."""
     with torch.device(device):
-        model = build(run.arch, sizes_of(run), run.train.seed)
+        model = build(run.arch, sizes_of(run), run.train.seed, saved=saved)
     _freeze(model.module, run.train.freeze)
     return model
 

@@ -243,8 +243,8 @@ def load_model(
         config = config or load_config(run / "config.yaml")
         _check_run(folder, step, label(config.model_dump()))
         # Before anything is allocated: the model of the configuration may have any size.
-        _check_saved(path_of(folder, step), build_model(config, "meta"))
-        model = build_model(config)
+        _check_saved(path_of(folder, step), build_model(config, "meta", saved=True))
+        model = build_model(config, saved=True)
     values = {name: torch.empty_like(tensor, device="cpu") for name, tensor in model.module.state_dict().items()}
     _read(path_of(folder, step), {"model": values}, _ALONE)
     model.module.load_state_dict(values, assign=True)

@@ -53,6 +53,7 @@ class Mixer(nn.Module):
     rope_share: ClassVar[float] = 1.0  # of `head_dim`: the default of `rope_dim`
     attends: ClassVar[bool] = False  # weighs all tokens by a softmax: reads masks, positions and `GROUPS["attention"]`
     takes_short_conv: ClassVar[bool] = True  # has a place for site b
+    ignores: ClassVar[tuple[str, ...]] = ()  # fields of the configuration that others of its kind read
     has_qkv: ClassVar[bool] = True  # its projections are queries, keys and values: sites Q, K and V can differ
     Options: ClassVar[type[Options]] = Options
     architectures: ClassVar[dict[str, Architecture]] = {}

@@ -54,6 +54,7 @@ class LatentAttention(Attention):
     Options = LatentOptions
     has_qkv = False
     rope_share = 0.5
+    ignores = ("num_key_value_heads",)
     architectures: ClassVar = {
         "mla": Architecture(
             "multi-head latent attention (arXiv 2405.04434): a short vector for keys and values of all heads"

@@ -73,6 +73,7 @@ class TokenShift(CanonLayer):
 @register("rwkv7")
 class RWKV7(RecurrentMixer):
     Options = RWKV7Options
+    ignores = ("conv_kernel",)  # a token shift has two taps
     architectures: ClassVar = {
         "rwkv7": Architecture(
             "RWKV-7: a generalised delta rule with decays by channel and a token shift (arXiv 2503.14456)",
