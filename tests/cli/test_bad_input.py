@@ -118,7 +118,7 @@ MISTAKES = [
     ("plan Llama-8B-Nemo-1T-lr0.002 train.stepz=1", 'unknown setting "train.stepz". Did you mean "train.steps"?'),
     ("plan Llama-8B-Nemo-1T-lr0.002 --gpus 5", "train.batch_size: expected a multiple of 5"),
     ("plan Llama-8B-Nemo-1T-lr0.002 parallel.tp=3 --gpus 6", "parallel.tp: expected a divisor of num_attention"),
-    ("plan GLA5conv-8B-Nemo-1T-lr0.002 parallel.tp=2", "parallel.tp: expected 1 with gla: its layers are"),
+    ("plan GLA5conv-8B-Nemo-1T-lr0.002 parallel.tp=3 --gpus 6", "parallel.tp: expected a divisor of gla's num_heads"),
     (
         "plan Llama-8B-Nemo-1T-lr0.002 parallel.micro_batch_size=7",
         "parallel.micro_batch_size: expected a divisor of 192",

@@ -56,6 +56,7 @@ FAMILIES = {
     },
     "sites": {"canon_set": "E:smear,A:avg,Q:k3,KV:dynamic:scaled,OM:scaled,D:k2:id", "num_key_value_heads": 2},
 }
+DEEP = {"num_hidden_layers": 4}
 TENSOR_PARALLEL = {
     "llama": FAMILIES["llama"],
     "biases": {
@@ -72,6 +73,30 @@ TENSOR_PARALLEL = {
     },
     "tied": {**FAMILIES["tied"], "qk_norm": True, "canon_frozen": True, "rope_dim": 4},
     "sites": {"canon_set": "E:smear,Q:bias,K:offset,V:dynamic:k3,OM:scaled,D:avg", "num_key_value_heads": 2},
+    # All mixers that are split, four in a hybrid: with short convolutions and Canon layers beside them or without.
+    "delta": {
+        "mixers": ["gdn", "kda", "delta_vec", "attention"],
+        "canon_sets": ["AbBCD", "bACD", "ABCD", "ABCD"],
+        **DEEP,
+    },
+    "linear": {"mixers": ["gla", "retention", "gated_retention", "rwkv7"], "canon_set": "AbBCD", **DEEP},
+    "rwkv7": {"mixers": ["rwkv7", "mla"], "canon_set": "ABCD", "attention_gate": True, "attention_sink": True},
+    "latent": {
+        "mixers": ["mla"],
+        "mixer_options": {"mla": {"q_lora_rank": 12}},
+        "canon_set": "ABCD",
+        "attention_bias": True,
+    },
+    "mamba": {
+        "mixers": ["mamba3", "mamba2"],
+        "mixer_options": {"mamba3": {"state_size": 8, "mimo_rank": 2}, "mamba2": {"state_size": 8}},
+        "canon_sets": ["AbBCD", "ACD"],
+    },
+    "groups": {
+        "mixers": ["mamba2", "mamba3"],
+        "mixer_options": {"mamba2": {"state_size": 8, "n_groups": 2}, "mamba3": {"state_size": 8, "n_groups": 2}},
+        "canon_sets": ["AbBCD", "ABCD"],
+    },
 }
 ROWS, TIME, STEPS = 8, 12, 12
 RUN = {
@@ -224,6 +249,9 @@ def starts_alike(world, family, fields_of="FAMILIES", **layout):
     expected = {name: p.requires_grad for name, p in single.model.named_parameters()}
     assert {name: p.requires_grad for name, p in ours.model.named_parameters()} == expected
     assert all(isinstance(p, torch.distributed.tensor.DTensor) for p in ours.model.parameters())
+    if world.tp == world.size and family != "groups":  # a group of B and C for every device, which has both
+        held = sum(p.to_local().numel() for p in ours.model.parameters())
+        assert held == single.spread.part_of(world.tp).num_parameters
     assert abs(ours.gradients(0) - single.gradients(0)) < 1e-12
     close(ours.whole_gradients(), single.whole_gradients(), 1e-9)
     norm = torch.cat([g.flatten() for g in single.whole_gradients().values() if g is not None]).norm()
@@ -378,7 +406,7 @@ GROUPS: dict[str, tuple[int, dict[tuple[int, ...], Checks]]] = {
             ],
             (2, 1): [
                 *((starts_alike, family, "TENSOR_PARALLEL") for family in TENSOR_PARALLEL),
-                *((follows, family, "TENSOR_PARALLEL") for family in ("biases", "sites")),
+                *((follows, family, "TENSOR_PARALLEL") for family in ("biases", "sites", "rwkv7", "mamba")),
                 *((recomputes, mode) for mode in ("selective", "full")),
                 (computes_in_bf16, "llama"),
                 (repeats,),
@@ -410,7 +438,7 @@ GROUPS: dict[str, tuple[int, dict[tuple[int, ...], Checks]]] = {
             ],
             (1, 4): [(starts_alike, "llama")],
             (2, 1): [
-                *((starts_alike, family, "TENSOR_PARALLEL") for family in ("biases", "tied")),
+                *((starts_alike, family, "TENSOR_PARALLEL") for family in ("biases", "tied", "rwkv7")),
                 (follows, "llama", "TENSOR_PARALLEL"),
                 (talks,),
             ],

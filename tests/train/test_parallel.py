@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from canonlm import CanonLMConfig, CanonLMForCausalLM
 from canonlm.models import tensor_parallel
 from canonlm.models.decoder import Decoder
+from canonlm.models.mixers import MIXERS
 from canonlm.train.mesh import check_layout, world_of
 from canonlm.train.sharding import parallelize
 
@@ -110,8 +111,12 @@ def test_layouts_that_divide():
 @pytest.mark.parametrize(
     ("fields", "what"),
     [
-        (FAMILIES["gdn"], "1 with gdn: its layers are not split by heads"),
-        (FAMILIES["hybrid"], "1 with gdn: its layers are not split by heads"),
+        ({"mixers": ["attention", "deltaproduct"]}, "1 with deltaproduct: its layers are not split by heads"),
+        (FAMILIES["gdn"], "a divisor of gdn's num_heads = 2, got 4"),
+        (
+            {"mixers": ["mamba2"], "mixer_options": {"mamba2": {"num_heads": 4, "n_groups": 2}}},
+            "a divisor of mamba2's n_g",
+        ),
         (FAMILIES["moe"], "1 with experts"),
         ({"alibi": "alibi"}, "1 where heads differ"),
         ({"rope_heads": 2}, "1 where heads differ"),
@@ -126,6 +131,15 @@ def test_a_model_that_cannot_be_sharded(fields, what):
     with pytest.raises(ValueError) as refused:
         tensor_parallel.check(CanonLMConfig(**SIZES | {"vocab_size": 64} | fields), 4)
     assert str(refused.value).startswith(f"parallel.tp: expected {what}")
+
+
+def test_a_subclass_says_itself_how_it_is_split(monkeypatch):
+    class Mine(MIXERS["gdn"]):
+        pass
+
+    monkeypatch.setitem(MIXERS, "mine", Mine)
+    with pytest.raises(ValueError, match="1 with mine: its layers are not split by heads"):
+        tensor_parallel.check(CanonLMConfig(**SIZES | {"mixers": ["mine"]}), 2)
 
 
 def test_one_process_needs_no_group(monkeypatch):

@@ -176,6 +176,12 @@ class Decoder(LanguageModel):
         part = copy.copy(self._config)
         for key in ("num_attention_heads", "num_key_value_heads", "rope_heads", "intermediate_size", "vocab_size"):
             setattr(part, key, getattr(self._config, key) // size)
+        part.mixer_options = {
+            mixer: {
+                key: max(1, x // size) if key in MIXERS[mixer].tensor_parallel_divides else x for key, x in of.items()
+            }
+            for mixer, of in part.mixer_options.items()
+        }
         with torch.device("meta"):
             return Decoder(CanonLMForCausalLM(part))
 

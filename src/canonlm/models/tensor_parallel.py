@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -25,15 +25,18 @@ from torch.distributed.tensor.parallel import (
 from canonlm.canon.layer import CanonLayer, on_this_device
 from canonlm.core.errors import expected
 from canonlm.models.config import CanonLMConfig
-from canonlm.models.mixers.base import MIXERS, Mixer
+from canonlm.models.mixers.base import MIXERS, Mixer, SumOfGradients
+from canonlm.models.mixers.recurrent import LowRank
 from canonlm.models.modeling import CanonLMForCausalLM
 from canonlm.models.norm import RMSNorm
 
 MLP = {"gate_proj": "columns", "up_proj": "columns", "down_proj": "rows"}
 """How each part of an MLP is split; for the parts of a mixer, see `Mixer.tensor_parallel`.
 
-columns: by outputs; rows: by inputs, results are summed over the group; channels: with the channels that are split
-elsewhere, as are Canon layers inside mixers and MLPs; norm: the same, but its mean is over the entire group."""
+columns: by outputs (of a map of low rank, the second factor); rows: by inputs, results are summed over the group;
+channels: with the channels that are split elsewhere, as are Canon layers inside mixers and MLPs; heads: the same, of
+parameters whose second dimension is heads; norm: the same, but its mean is over the entire group; head_norm: a norm of
+each head, whose weight all heads share; complete: the same on every device, with the same gradient (`Mixer.shared`)."""
 
 
 def check(config: CanonLMConfig, tp: int) -> None:
@@ -41,7 +44,7 @@ def check(config: CanonLMConfig, tp: int) -> None:
     if tp == 1:
         return
     for mixer in dict.fromkeys(config.mixers):
-        if not MIXERS[mixer].tensor_parallel:
+        if not vars(MIXERS[mixer]).get("tensor_parallel"):  # not inherited: a subclass may have further parts
             raise expected("parallel.tp", f"1 with {mixer}: its layers are not split by heads", tp)
     if config.mlp == "moe":
         raise expected("parallel.tp", "1 with experts", tp)
@@ -51,10 +54,17 @@ def check(config: CanonLMConfig, tp: int) -> None:
         raise expected("parallel.tp", "1 where heads differ (alibi, rope_heads)", tp)
     if config.attention_dropout:
         raise expected("parallel.tp", "1 with attention_dropout", tp)
-    keys = dict.fromkeys(key for mixer in config.mixers for key in MIXERS[mixer].tensor_parallel_divides)
-    for key in (*keys, "intermediate_size", "vocab_size"):
-        if getattr(config, key) % tp:
-            raise expected("parallel.tp", f"a divisor of {key} = {getattr(config, key)}", tp)
+    sizes: dict[str, int] = {}
+    for mixer in config.mixers:
+        options = config.mixer_options.get(mixer, {})
+        for key in MIXERS[mixer].tensor_parallel_divides:
+            size = options.get(key) or getattr(config, key)
+            if (key, size) != ("n_groups", 1):  # which is for all heads
+                sizes[f"{mixer}'s {key}" if key in options else key] = size
+    sizes |= {key: getattr(config, key) for key in ("intermediate_size", "vocab_size")}
+    for key, size in sizes.items():
+        if size % tp:
+            raise expected("parallel.tp", f"a divisor of {key} = {size}", tp)
 
 
 def split_layer(layer: nn.Module, mesh: DeviceMesh) -> None:
@@ -65,6 +75,8 @@ def split_layer(layer: nn.Module, mesh: DeviceMesh) -> None:
             parallelize_module(part, mesh, OnThisDevice(replicated), src_data_rank=None)
             continue
         _split(part, part.tensor_parallel if isinstance(part, Mixer) else MLP, mesh)
+        if isinstance(part, Mixer):
+            part.group = mesh.get_group()
         # Once for all projections that read it, so that its gradients are summed over the group only once.
         arguments = (replicated, *[None] * (4 if isinstance(part, Mixer) else 2))
         reads = PrepareModuleInput(input_layouts=arguments, desired_input_layouts=arguments)
@@ -76,13 +88,18 @@ def _split(module: nn.Module, plan: dict[str, str], mesh: DeviceMesh) -> None:
         "columns": ColwiseParallel,
         "rows": RowwiseParallel,
         "channels": lambda: OnThisDevice(Shard(0)),
+        "complete": lambda: OnThisDevice(Replicate()),
     }
+    norms: dict[str, Callable[[RMSNorm, DeviceMesh], RMSNorm]] = {"norm": ShardedRMSNorm, "head_norm": HeadRMSNorm}
+    placements: dict[str, Placement] = {"channels": Shard(0), "heads": Shard(1), "complete": Replicate()}
     for name, parameter in list(module.named_parameters(recurse=False)):
-        if plan.get(name) == "channels":
-            module.register_parameter(name, spread(parameter, mesh, Shard(0)))
+        if name in plan:
+            module.register_parameter(name, spread(parameter, mesh, placements[plan[name]]))
     for name, part in list(module.named_children()):
-        if (how := plan.get(name, "channels" if isinstance(part, CanonLayer) else None)) == "norm":
-            module.add_module(name, ShardedRMSNorm(cast(RMSNorm, part), mesh))
+        if (how := plan.get(name, "channels" if isinstance(part, CanonLayer) else None)) in norms:
+            module.add_module(name, norms[how](cast(RMSNorm, part), mesh))
+        elif isinstance(part, LowRank):
+            _split(part, {"0": "complete", "1": "columns"}, mesh)
         elif how is not None:
             parallelize_module(part, mesh, styles[how](), src_data_rank=None)
 
@@ -103,7 +120,7 @@ def split_ends(model: CanonLMForCausalLM, mesh: DeviceMesh) -> None:
 
 class OnThisDevice(ParallelStyle):
     """Parameters split over the devices, or complete on each; the module computes with this device's part
-    (`on_this_device`), on this device's channels."""
+    (`on_this_device`), on this device's channels. A linear layer, always complete, returns a plain tensor."""
 
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
@@ -113,7 +130,14 @@ class OnThisDevice(ParallelStyle):
             module.register_parameter(name, spread(parameter, device_mesh, self.placement))
         if isinstance(module, CanonLayer) and isinstance(self.placement, Shard):
             module.hidden_size //= device_mesh.size()
+        if isinstance(module, nn.Linear):
+            module.register_forward_pre_hook(lambda module, inputs: _replicated(inputs[0], device_mesh))
+            module.register_forward_hook(lambda module, inputs, y: y.to_local())
         return module
+
+
+def _replicated(x: Tensor, mesh: DeviceMesh) -> Tensor:
+    return x if isinstance(x, DTensor) else DTensor.from_local(x, mesh, [Replicate()], run_check=False)
 
 
 def spread(parameter: nn.Parameter, mesh: DeviceMesh, placement: Placement) -> nn.Parameter:
@@ -134,6 +158,19 @@ class ShardedRMSNorm(RMSNorm):
         wide, weight = x.to(compute), on_this_device(self.weight).to(compute)
         mean = _SumOverGroup.apply(wide.square().sum(-1, keepdim=True), self.group) / self.weight.shape[0]
         return (wide * torch.rsqrt(mean + self.eps) * weight).to(x.dtype)
+
+
+class HeadRMSNorm(RMSNorm):
+    """RMSNorm of each head, with one weight for those of all devices."""
+
+    def __init__(self, norm: RMSNorm, mesh: DeviceMesh) -> None:
+        super().__init__(len(norm.weight), norm.eps)
+        self.weight, self.group = spread(norm.weight, mesh, Replicate()), mesh.get_group()
+
+    def forward(self, x: Tensor) -> Tensor:
+        compute = torch.promote_types(x.dtype, torch.float32)
+        weight = SumOfGradients.apply(on_this_device(self.weight), self.group).to(compute)
+        return nn.functional.rms_norm(x.to(compute), weight.shape, weight, self.eps).to(x.dtype)
 
 
 class _SumOverGroup(torch.autograd.Function):

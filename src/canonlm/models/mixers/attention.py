@@ -63,7 +63,7 @@ class Attention(Mixer):
         "sinks": "channels",
         "o_proj": "rows",
     }
-    tensor_parallel_divides = ("num_attention_heads", "num_key_value_heads")
+    tensor_parallel_divides: ClassVar[tuple[str, ...]] = ("num_attention_heads", "num_key_value_heads")
     is_causal = True
 
     def __init__(self, config: Config, layer_idx: int) -> None:

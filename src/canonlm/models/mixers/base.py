@@ -4,8 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import nn
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
 
+from canonlm.canon.layer import on_this_device
 from canonlm.canon.sites import OF_MIXER, members
 from canonlm.canon.variants import make_canon
 from canonlm.models.settings import Config, check_divides, check_positive
@@ -58,7 +61,8 @@ class Mixer(nn.Module):
     Options: ClassVar[type[Options]] = Options
     architectures: ClassVar[dict[str, Architecture]] = {}
     tensor_parallel: ClassVar[dict[str, str]] = {}  # how parts are split (`models/tensor_parallel.py`); {}: not at all
-    tensor_parallel_divides: ClassVar[tuple[str, ...]] = ()  # configuration fields that the group's size has to divide
+    tensor_parallel_divides: ClassVar[tuple[str, ...]] = ()  # fields or options that the group's size has to divide
+    group: dist.ProcessGroup | None = None  # the devices that share this layer
 
     def __init__(self, config: Config, layer_idx: int) -> None:
         super().__init__()
@@ -76,6 +80,16 @@ class Mixer(nn.Module):
                 canon = make_canon(variant, width, head_dim=head_dim, input_size=input_size)
                 self.add_module(f"canon{OF_MIXER}_{name}", canon)
 
+    def shared(self, x: Tensor) -> Tensor:
+        """`x`, which is the same on all devices of the group, for heads of this device: the gradient is summed over
+        the group."""
+        return on_this_device(x) if self.group is None else SumOfGradients.apply(on_this_device(x), self.group)
+
+    def own(self, x: Tensor, dim: int) -> Tensor:
+        """This device's part of a dimension of `x`, which is the same on all devices; a dimension of 1 is for all."""
+        x = self.shared(x)
+        return x if self.group is None or x.shape[dim] == 1 else x.chunk(self.group.size(), dim)[self.group.rank()]
+
     __repr__ = by_projection
 
     @classmethod
@@ -91,6 +105,21 @@ class Mixer(nn.Module):
     def extra_memory(cls, config: Config, seq_len: int) -> float:
         """Bytes that a GPU keeps for the backward pass of a window, beyond those that a CPU keeps."""
         return 0.0
+
+
+class SumOfGradients(torch.autograd.Function):
+    """The identity; the gradient is summed over a group."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, dy: Tensor) -> tuple[Tensor, None]:
+        total = dy.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
 
 
 MIXERS: dict[str, type[Mixer]] = {}

@@ -27,6 +27,7 @@ class VectorDelta(KimiDeltaAttention):
             short_conv=True,
         )
     }
+    tensor_parallel: ClassVar = {**KimiDeltaAttention.tensor_parallel, "w_proj": "columns"}
 
     def __init__(self, config: Config, layer_idx: int) -> None:
         super().__init__(config, layer_idx)

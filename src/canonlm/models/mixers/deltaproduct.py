@@ -46,6 +46,7 @@ class GatedDeltaProduct(GatedDeltaNet):
             short_conv=True,
         )
     }
+    tensor_parallel: ClassVar = {}  # a head's keys of several steps are not next to each other
 
     @classmethod
     def flops(cls, config: Config, seq_len: int) -> float:

@@ -23,6 +23,7 @@ class GatedRetention(LinearAttention):
     architectures: ClassVar = {
         "gated-retention": Architecture("retention whose decays depend on the data, one per head", short_conv=True)
     }
+    tensor_parallel: ClassVar = {**LinearAttention.tensor_parallel, "decay_proj": "columns"}
 
     def __init__(self, config: Config, layer_idx: int) -> None:
         super().__init__(config, layer_idx)

@@ -48,6 +48,10 @@ class GatedDeltaNet(LinearAttention):
             },
         ),
     }
+    tensor_parallel: ClassVar = {
+        **LinearAttention.tensor_parallel,
+        **{"a_proj": "columns", "b_proj": "columns", "A_log": "channels", "dt_bias": "channels"},
+    }
 
     def __init__(self, config: Config, layer_idx: int) -> None:
         super().__init__(config, layer_idx)

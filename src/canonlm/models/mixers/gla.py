@@ -53,6 +53,8 @@ class GatedLinearAttention(LinearAttention):
             },
         ),
     }
+    tensor_parallel: ClassVar = {**LinearAttention.tensor_parallel, "gk_proj": "columns"}
+    tensor_parallel_divides = ("num_heads", "num_key_value_heads")
 
     def __init__(self, config: Config, layer_idx: int) -> None:
         super().__init__(config, layer_idx)

@@ -44,6 +44,7 @@ class KimiDeltaAttention(GatedDeltaNet):
             "Kimi Delta Attention: Gated DeltaNet with a decay per key channel (arXiv 2510.26692)", short_conv=True
         )
     }
+    tensor_parallel = GatedDeltaNet.tensor_parallel
 
     def __init__(self, config: Config, layer_idx: int) -> None:
         super().__init__(config, layer_idx)

@@ -55,6 +55,14 @@ class Mamba2(RecurrentMixer):
             },
         ),
     }
+    tensor_parallel: ClassVar = {
+        **dict.fromkeys(("z_proj", "x_proj", "dt_proj"), "columns"),
+        **dict.fromkeys(("B_proj", "C_proj", "B_conv1d", "C_conv1d", "canonB_B", "canonB_C"), "complete"),
+        **dict.fromkeys(("A_log", "D", "dt_bias"), "channels"),
+        "norm": "norm",
+        "out_proj": "rows",
+    }
+    tensor_parallel_divides = ("num_heads", "n_groups")
 
     def __init__(self, config: Config, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
@@ -82,8 +90,8 @@ class Mamba2(RecurrentMixer):
         projected = self.run(OF_MIXER, projected, layout, cache)
         z, dt = projected.pop("z"), projected.pop("dt")
         x, B, C = self.run(SHORT_CONV, projected, layout, cache).values()
-        x_BTHP = x.unflatten(-1, (self.options.num_heads, -1))
-        B_BTGN, C_BTGN = (part.unflatten(-1, (self.options.n_groups, -1)) for part in (B, C))
+        x_BTHP = x.unflatten(-1, (-1, self.options.head_dim))
+        B_BTGN, C_BTGN = (self.own(part.unflatten(-1, (self.options.n_groups, -1)), dim=2) for part in (B, C))
         dt_BTH = nn.functional.softplus(at_least_float32(dt) + at_least_float32(self.dt_bias))
         A_H = -at_least_float32(self.A_log).exp()
         y_BTHP, state = layout.on_whole_rows(ssd)(

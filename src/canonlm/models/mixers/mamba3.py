@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu, softplus
 from transformers import Cache
 
+from canonlm.canon.layer import on_this_device
 from canonlm.canon.sites import OF_MIXER, SHORT_CONV
 from canonlm.core.errors import expected
 from canonlm.models.cache import Layout
@@ -62,6 +63,15 @@ class Mamba3(RecurrentMixer):
     architectures: ClassVar = {
         "mamba3": Architecture("Mamba-3: trapezoidal rule, rotating states, no short convolution (arXiv 2603.15569)")
     }
+    tensor_parallel: ClassVar = {
+        **dict.fromkeys(("z_proj", "x_proj", "dt_proj", "A_proj", "trap_proj"), "columns"),
+        **dict.fromkeys((f"{name}_{part}" for name in "BC" for part in ("proj", "conv1d", "norm")), "complete"),
+        **dict.fromkeys(("canonB_B", "canonB_C", "canonB_angle", "angle_proj"), "complete"),
+        **dict.fromkeys(("dt_bias", "D"), "channels"),
+        **dict.fromkeys(("B_bias", "C_bias", "mimo_x", "mimo_z", "mimo_out"), "heads"),
+        "out_proj": "rows",
+    }
+    tensor_parallel_divides = ("num_heads", "n_groups")
 
     def __init__(self, config: Config, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
@@ -99,9 +109,9 @@ class Mamba3(RecurrentMixer):
         projected = {name: self.get_submodule(f"{name}_proj")(x_BTD) for name in self.widths}
         projected = self.run(OF_MIXER, projected, layout, cache)
         projected |= self.run(SHORT_CONV, {name: projected[name] for name in "xBC"}, layout, cache)
-        z, x = (projected[name].unflatten(-1, (1, self.options.num_heads, -1)) for name in "zx")
+        z, x = (projected[name].unflatten(-1, (1, -1, self.options.head_dim)) for name in "zx")
         if self.options.mimo_rank > 1:
-            z, x = z * self.mimo_z, (x * self.mimo_x).to(x.dtype)
+            z, x = z * self.of_heads("mimo_z"), (x * self.of_heads("mimo_x")).to(x.dtype)
         dt, rate, share = (at_least_float32(projected[name]) for name in ("dt", "A", "trap"))
         dt = mask_out(softplus(dt + at_least_float32(self.dt_bias)), layout)
         share = share.sigmoid()
@@ -120,7 +130,7 @@ class Mamba3(RecurrentMixer):
             documents=layout.documents,
         )
         y = (y_BTRHP + at_least_float32(self.D)[:, None] * x) * silu(at_least_float32(z))
-        y = (y * self.mimo_out).sum(2) if self.options.mimo_rank > 1 else y[:, :, 0]
+        y = (y * self.of_heads("mimo_out")).sum(2) if self.options.mimo_rank > 1 else y[:, :, 0]
         angle = own(angle_BTHS[:, -1], layout.span, dim=1)
         return self.out_proj(y.flatten(-2).to(x_BTD.dtype)), torch.cat(
             [part.flatten(2) for part in (past[0], *(x.transpose(1, 2) for x in past[1:]), angle)], dim=-1
@@ -133,7 +143,7 @@ class Mamba3(RecurrentMixer):
         start from zero, as only differences of angles matter."""
         if rates_BTS is None:
             return dt_BTH.new_zeros(*dt_BTH.shape, 0)
-        turns = math.pi * dt_BTH[..., None] * at_least_float32(rates_BTS).tanh()[:, :, None]
+        turns = math.pi * dt_BTH[..., None] * at_least_float32(self.shared(rates_BTS)).tanh()[:, :, None]
         if span is not None:
             before = span.sum_before(turns.double().sum(1, keepdim=True))
         return ((turns.double().cumsum(1) + before) % math.tau).to(turns.dtype)
@@ -141,10 +151,15 @@ class Mamba3(RecurrentMixer):
     def vectors(self, name: str, projected: Tensor, angle_BTHS: Tensor) -> Tensor:
         """B or C, `[B, T, R, H, N]`: normalised, with biases, rotated."""
         o, norm = self.options, self.get_submodule(f"{name}_norm")
-        normed = norm(projected.unflatten(-1, (o.mimo_rank, o.n_groups, -1)))
-        by_head = normed.repeat_interleave(o.num_heads // o.n_groups, dim=3) + self.get_parameter(f"{name}_bias")
+        normed = self.own(norm(projected.unflatten(-1, (o.mimo_rank, o.n_groups, -1))), dim=3)
+        bias = self.of_heads(f"{name}_bias")
+        by_head = normed.repeat_interleave(bias.shape[1] // normed.shape[3], dim=3) + bias
         angle = angle_BTHS[:, :, None]
         return rotate(by_head, angle.cos(), angle.sin(), by_head.shape[2]).to(projected.dtype)
+
+    def of_heads(self, name: str) -> Tensor:
+        """A parameter, of this device's heads."""
+        return on_this_device(self.get_parameter(name))
 
     def unpacked(self, state: Tensor) -> tuple[State, Tensor]:
         """The state after a token, and its angles; in the cache all of a head is one row of numbers."""

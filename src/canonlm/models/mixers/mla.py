@@ -60,7 +60,13 @@ class LatentAttention(Attention):
             "multi-head latent attention (arXiv 2405.04434): a short vector for keys and values of all heads"
         )
     }
-    tensor_parallel: ClassVar = {}
+    tensor_parallel: ClassVar = {
+        **dict.fromkeys(("q_proj", "q_b_proj", "kv_b_proj", "g_proj"), "columns"),
+        **dict.fromkeys(("q_a_proj", "q_a_layernorm", "kv_a_proj", "kv_a_layernorm", "k_rope_proj"), "complete"),
+        **dict.fromkeys(("canonB_latent", "canonB_rope"), "complete"),
+        **{"sinks": "channels", "o_proj": "rows"},
+    }
+    tensor_parallel_divides = ("num_attention_heads",)
 
     def __init__(self, config: Config, layer_idx: int) -> None:
         Mixer.__init__(self, config, layer_idx)
@@ -119,9 +125,9 @@ class LatentAttention(Attention):
             ]
             slot = Slot(layout, past_key_values, self.layer_idx, self.state_idx)
             projected = run_site(canons, projected, slot, x_BTD)
-        q_BTHE, c_BTC, *rest = projected[0].unflatten(-1, (self.config.num_attention_heads, -1)), *projected[1:]
+        q_BTHE, c_BTC, *rest = projected[0].unflatten(-1, (-1, self.key_dim + self.rope_dim)), *projected[1:]
         q_BTHN, p_BTHP = q_BTHE.split([self.key_dim, self.rope_dim], dim=-1)
-        r_BT1P = rest[0][:, :, None] if rest else c_BTC[:, :, None, :0]
+        r_BT1P = self.shared(rest[0])[:, :, None] if rest else c_BTC[:, :, None, :0]
         if rotary is not None and rest:
             p_BTHP, r_BT1P = (rotate(x, *rotary, x.shape[2]) for x in (p_BTHP, r_BT1P))
         q_BHTN, p_BHTP, r_B1SP, c_B1SC = (x.transpose(1, 2) for x in (q_BTHN, p_BTHP, r_BT1P, c_BTC[:, :, None]))

@@ -1,13 +1,13 @@
 """Base classes of recurrent mixers: states between calls, convolution sites, gates."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from transformers import Cache
 
-from canonlm.canon.layer import CanonLayer
+from canonlm.canon.layer import CanonLayer, on_this_device
 from canonlm.canon.sites import OF_MIXER, SHORT_CONV
 from canonlm.core.errors import expected
 from canonlm.models.apply_canon import Slot, run_site
@@ -117,6 +117,12 @@ class LinearAttention(RecurrentMixer):
     implements `recur`, the recurrence between."""
 
     Options = HeadOptions
+    tensor_parallel: ClassVar = {
+        **dict.fromkeys(("q_proj", "k_proj", "v_proj", "g_proj"), "columns"),
+        "o_norm": "head_norm",
+        "o_proj": "rows",
+    }
+    tensor_parallel_divides: ClassVar[tuple[str, ...]] = ("num_heads",)
 
     def __init__(self, config: Config, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
@@ -158,7 +164,10 @@ class LinearAttention(RecurrentMixer):
             projected = {name: nn.functional.silu(x) for name, x in projected.items()}
         q, k, v = self.run(OF_MIXER, projected, layout, cache, x_BTD).values()
         q_BTHK = q.unflatten(-1, (-1, self.options.key_head_dim))
-        k_BTJK, v_BTJV = (x.unflatten(-1, (self.num_key_value_heads, -1)) for x in (k, v))
+        k_BTJK, v_BTJV = (
+            k.unflatten(-1, (-1, self.options.key_head_dim)),
+            v.unflatten(-1, (-1, self.options.value_head_dim)),
+        )
         o_BTHV, state = self.recur(x_BTD, q_BTHK, k_BTJK, v_BTJV, layout, state)
         o = self.o_norm(o_BTHV).flatten(-2)
         if self.g_proj is not None:
@@ -194,6 +203,8 @@ def mask_out(x: Tensor, layout: Layout) -> Tensor:
 
 
 def at_least_float32(x: Tensor) -> Tensor:
+    """`x`, or this device's part of a parameter."""
+    x = on_this_device(x)
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 

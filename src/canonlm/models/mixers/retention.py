@@ -24,6 +24,7 @@ class Retention(LinearAttention):
     architectures: ClassVar = {
         "retention": Architecture("linear attention with fixed decay, with short convolutions", short_conv=True)
     }
+    tensor_parallel = LinearAttention.tensor_parallel
 
     @classmethod
     def flops(cls, config: Config, seq_len: int) -> float:
@@ -34,7 +35,7 @@ class Retention(LinearAttention):
         self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTHV: Tensor, layout: Layout, state: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         compute = torch.promote_types(x_BTD.dtype, torch.float32)
-        heads = torch.arange(q_BTHK.shape[2], dtype=compute, device=x_BTD.device)
+        heads = self.own(torch.arange(self.options.num_heads, dtype=compute, device=x_BTD.device), dim=0)
         log_gamma_H = torch.log1p(-torch.exp2(-5 - heads))
         # One step in time for each token, none for padding, at which the state then does not change.
         steps_BTH = mask_out(torch.ones_like(q_BTHK[..., 0], dtype=compute), layout)

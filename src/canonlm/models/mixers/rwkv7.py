@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 from transformers import Cache
 
-from canonlm.canon.layer import CanonLayer
+from canonlm.canon.layer import CanonLayer, on_this_device
 from canonlm.canon.sites import OF_MIXER, SHORT_CONV
 from canonlm.models.cache import Layout
 from canonlm.models.initialize import constant, ones, ramp, start_with, uniform, zeros
@@ -80,6 +80,13 @@ class RWKV7(RecurrentMixer):
             short_conv=True,
         )
     }
+    tensor_parallel: ClassVar = {
+        **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "columns"),
+        **dict.fromkeys(("removal", "share", "bonus", "norm_weight", "norm_bias"), "channels"),
+        **dict.fromkeys(("x_conv1d", "shifts"), "complete"),
+        "o_proj": "rows",
+    }
+    tensor_parallel_divides = ("num_heads",)
 
     def __init__(self, config: Config, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
@@ -116,26 +123,28 @@ class RWKV7(RecurrentMixer):
     def mix(self, x_BTD: Tensor, layout: Layout, cache: Cache | None, state: Tensor | None) -> tuple[Tensor, Tensor]:
         read = dict.fromkeys(READERS, x_BTD)
         if SHORT_CONV in self.sites:
-            change = self.run(SHORT_CONV, {"x": x_BTD}, layout, cache)["x"] - x_BTD
-            read = {name: x_BTD + change * share for name, share in zip(READERS, self.shifts, strict=True)}
+            x, shifts = on_this_device(x_BTD), on_this_device(self.shifts)
+            change = self.run(SHORT_CONV, {"x": x}, layout, cache)["x"] - x
+            read = {name: x + change * share for name, share in zip(READERS, shifts, strict=True)}
         qkv = {name: self.get_submodule(f"{name}_proj")(read[name]) for name in "qkv"}
         q, k, v = self.run(OF_MIXER, qkv, layout, cache, x_BTD).values()
         down, up = self.decay_proj
         g = -(math.e**-0.5) * at_least_float32(up(down(read["decay"]).tanh())).sigmoid()
         rate = at_least_float32(self.rate_proj(read["rate"])).sigmoid()
-        r, k, v, g, rate, removed = (self.by_head(x) for x in (q, k, v, g, rate, k * self.removal))
+        r, k, v, g, rate, removed = (self.by_head(x) for x in (q, k, v, g, rate, k * on_this_device(self.removal)))
         removed = unit(removed)
         added = k * (1 + (rate - 1) * self.by_head(self.share)).to(k.dtype)
         o_BTHV, state = self.recur(r, removed, rate, added, v, g, layout, state)
         width = o_BTHV.shape[-1]
         normed = layer_norm(at_least_float32(o_BTHV), (width,), eps=1e-5 * width).flatten(-2).to(v.dtype)
         bonus = (r * added * self.by_head(self.bonus)).sum(-1, keepdim=True) * v
-        y = normed * self.norm_weight + self.norm_bias + bonus.flatten(-2)
+        y = normed * on_this_device(self.norm_weight) + on_this_device(self.norm_bias) + bonus.flatten(-2)
         down, up = self.gate_proj
         return self.o_proj(y * up(down(read["gate"]).sigmoid())), state
 
     def by_head(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.options.num_heads, -1))
+        devices = 1 if self.group is None else self.group.size()
+        return on_this_device(x).unflatten(-1, (self.options.num_heads // devices, -1))
 
     def recur(
         self,
