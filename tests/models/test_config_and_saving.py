@@ -116,6 +116,7 @@ def assert_same(got, expected):
         ({"attention_sink": True, "mixers": ["gdn"]}, r"^attention_sink: expected an attention layer .*, got True$"),
         ({"final_logit_softcapping": 30.0}, r"^final_logit_softcapping: expected no such setting"),
         ({"residual_multiplier": 0.2}, r"^residual_multiplier: expected no such setting"),
+        ({"kv_lora_rank": 512}, r"^kv_lora_rank: expected no such setting"),
         ({"n_layer": 12}, r"^n_layer: expected no such setting"),
         ({"use_bias": True}, r"^use_bias: expected no such setting"),
         ({"per_layer_config": {0: {"hidden_act": "relu"}}}, r"^per_layer_config: expected no such setting"),

@@ -97,6 +97,17 @@ def test_equal_numbers_of_parameters(tmp_path):
     assert all(run.config.model.fields[field] == after != before for run, field, (before, after) in changed)
 
 
+@pytest.mark.parametrize("reference", ["gdn2", "llama+canon"])
+def test_equal_bytes_of_state_by_the_rank_of_latents(tmp_path, reference):
+    archs = [reference, "mla", "mla+canon=A", "mla+window=48+rope=0", "mla.llama"]
+    runs = plan(load_preset("depo", "tiny"), tmp_path, archs=archs, match="state")
+    states = [state_bytes(run.config) for run in runs]
+    assert all(abs(state / states[0] - 1) <= 0.05 for state in states)
+    assert [list(run.config.model.matched) for run in runs[1:4]] == [["kv_lora_rank"]] * 3
+    for run in runs[1:4]:
+        assert build_model(run.config).module.config.options(0).kv_lora_rank == run.config.model.fields["kv_lora_rank"]
+
+
 def test_equal_bytes_of_state(tmp_path):
     archs = ["gdn2", "llama", "mamba2", "gla5", "gdn2.llama", "hf:qwen3", "hf:mamba2"]
     runs = plan(load_preset("depo", "tiny"), tmp_path, archs=archs, match="state")

@@ -247,7 +247,8 @@ class CanonLMConfig(PreTrainedConfig):
     def _settle_options(self, kwargs: dict[str, Any]) -> None:
         """Complete the options of the mixers in use. `kwargs` may hold those of earlier versions, which were flat."""
         check_positive(self, "conv_kernel")
-        flat = {FLAT_OPTIONS[key]: kwargs.pop(key) for key in list(kwargs) if key in FLAT_OPTIONS}
+        read = FLAT_OPTIONS if "mla" in self.mixers else FLAT_OPTIONS.keys() - {"kv_lora_rank"}  # of other models
+        flat = {FLAT_OPTIONS[key]: kwargs.pop(key) for key in list(kwargs) if key in read}
         options_by_mixer, self.mixer_options = self.mixer_options or {}, {}
         for mixer in options_by_mixer:
             if mixer not in MIXERS:

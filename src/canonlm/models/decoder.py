@@ -137,7 +137,7 @@ class Decoder(LanguageModel):
     def state_sizes(self) -> dict[str, int]:
         """Those of its recurrences (the first that has one), then those of attention."""
         sizes: dict[str, int] = {}
-        for flat in ("mamba_state_size", "linear_key_head_dim", "linear_value_head_dim"):
+        for flat in ("mamba_state_size", "linear_key_head_dim", "linear_value_head_dim", "kv_lora_rank"):
             of_mixers = self._config.mixer_options.values()
             if values := [options[key] for options in of_mixers for key in FLAT_OPTIONS[flat] if key in options]:
                 sizes[flat] = values[0]

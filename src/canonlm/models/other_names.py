@@ -17,8 +17,10 @@ FLAT_OPTIONS = {
     "output_gate": ("output_gate",),
     "output_gate_rank": ("output_gate_rank",),
     "clamp_min": ("clamp_min",),
+    "kv_lora_rank": ("kv_lora_rank",),
 }
-"""Names of options in configurations of version 0.1, where they were fields and every recurrent mixer had the same."""
+"""Names of options in configurations of version 0.1, where they were fields and every recurrent mixer had the same; the
+last is what `--match state` changes."""
 
 _CHANGES_RESULTS = re.compile(
     "rope|rotary|^sliding_window|attention_chunk|softcap|multiplier|logits?_scal|embedding_scal|scale_emb|pre_attn_scalar"
