@@ -10,6 +10,7 @@ FAMILIES = {
     "hybrid": {"mixers": [*MIXERS], "num_hidden_layers": len(MIXERS), "canon_set": "ABCD", **MAMBA},
     "sites": {"canon_set": "E:smear,A:avg,Q:k3,KV:dynamic:scaled,OM:scaled,D:k2:id", "num_key_value_heads": 2},
     "window": {"sliding_window": 5, "attention_sink": True, "attention_gate": True, "canon_set": "AB"},
+    "alternating": {"sliding_window": 5, "sliding_layers": [True, False], "canon_set": "AB"},
     "mla": {"mixers": ["mla"], "canon_set": "ABCD", "attention_gate": True},
     "attnres": {"attention_residuals": True, "mixers": ["gla", "attention"], "canon_set": "AC"},
     "moe": {"mlp": "moe", "num_experts": 4, "intermediate_size": 24, "canon_set": "ABC"},

@@ -13,9 +13,9 @@ SIZES = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, 
 TIME, WINDOW = 19, 5
 
 
-def inside(model, **kwargs):
-    """The first mixer, its input and its output in a forward of the model."""
-    seen, mixer = [], model.model.layers[0].self_attn
+def inside(model, layer=0, **kwargs):
+    """The mixer of a layer, its input and its output in a forward of the model."""
+    seen, mixer = [], model.model.layers[layer].self_attn
     hook = mixer.register_forward_hook(lambda module, inputs, outputs: seen.extend([inputs[0], outputs[0]]))
     with torch.no_grad():
         model(torch.arange(2 * TIME).reshape(2, TIME), use_cache=False, **kwargs)
@@ -25,14 +25,16 @@ def inside(model, **kwargs):
 
 @pytest.mark.parametrize("kernel", ["sdpa", "eager"])
 @pytest.mark.parametrize("sink", [False, True])
-@pytest.mark.parametrize("window", [None, 2, WINDOW])
+@pytest.mark.parametrize(("window", "layer"), [(None, 0), (2, 0), (WINDOW, 0), (WINDOW, 1)])
 @pytest.mark.parametrize("packed", [False, True])
-def test_the_definition(small_model, kernel, sink, window, packed):
+def test_the_definition(small_model, kernel, sink, window, layer, packed):
     """Every sum as a loop over the tokens that a token sees, in float64 (eager attention's softmax is in float32)."""
-    model = small_model(rope_dim=0, attention_sink=sink, sliding_window=window, attention_gate=True)
+    slides = [True, False] if window == WINDOW else None  # the second layer sees all tokens
+    options = {"attention_sink": sink, "sliding_window": window, "sliding_layers": slides, "attention_gate": True}
+    model, window = small_model(rope_dim=0, **options), window if layer == 0 else None
     model.set_attn_implementation(kernel)
     doc_ids = torch.tensor([[0] * 7 + [1] * 12, [0] * TIME]) if packed else torch.zeros(2, TIME, dtype=torch.long)
-    mixer, x_BTD, y_BTD = inside(model, **({"doc_ids": doc_ids} if packed else {}))
+    mixer, x_BTD, y_BTD = inside(model, layer, **({"doc_ids": doc_ids} if packed else {}))
     q, k, v = (f(x_BTD).unflatten(-1, (-1, 8)) for f in (mixer.q_proj, mixer.k_proj, mixer.v_proj))
     heads = torch.zeros(2, TIME, 4, 8, dtype=torch.float64)
     for b in range(2):

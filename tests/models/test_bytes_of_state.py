@@ -67,6 +67,11 @@ def test_a_window_keeps_all_tokens_but_the_next(num_tokens, kept):
     assert (state.total, state.per_token) == (per_token * kept, per_token if num_tokens < 10 else 0)
 
 
+def test_a_window_in_every_second_layer():
+    state, per_token = on_meta("llama{sliding_window=10}.llama").state(1000), 4 * SIZES.num_hidden_layers * 64
+    assert state == State(1000, per_token * (9 + 1000), per_token)
+
+
 def test_a_hybrid_has_the_states_of_its_layers():
     one, two, both = (on_meta(arch).state(64) for arch in ("gdn2", "llama", "gdn2.llama"))
     assert both == State(64, (one.total + two.total) // 2, two.per_token // 2)

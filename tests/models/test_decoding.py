@@ -60,6 +60,7 @@ MODELS |= {
     "gate+sink": {"attention_gate": True, "attention_sink": True, "canon_set": "B"},
     "window": {"sliding_window": 5},
     "window+sink+ABCD": {"sliding_window": 4, "attention_sink": True, "canon_set": "ABCD"},
+    "alternating": {"sliding_window": 4, "sliding_layers": [True, False], "canon_sets": ["ABCD", "A"]},
     "hybrid+window": {
         **RECURRENT["hybrid"],
         "sliding_window": 3,

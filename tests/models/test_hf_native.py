@@ -34,7 +34,7 @@ SAME = {"atol": 0, "rtol": 0}
 CLOSE = {"atol": 1e-10, "rtol": 1e-10}
 BF16 = torch.bfloat16
 
-QUICK, SLOW = ("llama", "gdn", "hybrid"), ("sites", "window", "mla", "moe")
+QUICK, SLOW = ("llama", "gdn", "hybrid"), ("sites", "window", "alternating", "mla", "moe")
 every_family = pytest.mark.parametrize(
     "family", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 )

@@ -43,6 +43,11 @@ from canonlm.models.names import FIELDS, name_of, reads, resolve, split_names
         ("gdn2.llama{head_dim=16}", {"mixers": ["gdn", "attention"], "head_dim": 16, "canon_sets": ["b", ""]}),
         ("llama+gate+sink", {"attention_gate": True, "attention_sink": True}),
         ("gdn2-conv.llama+window=512", {"mixers": ["gdn", "attention"], "sliding_window": 512}),
+        (
+            "llama{sliding_window=8}.gdn2-conv.llama",
+            {"mixers": ["attention", "gdn", "attention"], "sliding_window": 8, "sliding_layers": [True, False, False]},
+        ),
+        ("gdn2-conv.llama{sliding_window=8}", {"mixers": ["gdn", "attention"], "sliding_window": 8}),
         ("llama+mlp=standard+relu2", {"mlp": "standard", "hidden_act": "relu2"}),
         ("llama+mlp=moe+canon", {"mlp": "moe", "canon_set": "ABC"}),
         ("llama+canon+frozen", {"canon_set": "ABCD", "canon_frozen": True}),
@@ -121,6 +126,9 @@ def test_resolving_does_not_change_the_table():
         ("llama{rope_theta}", 'arch: expected fields such as {num_heads=4,num_key_value_heads=2}, got "rope_theta"'),
         ("gla5{num_heads=2}.gla5", "arch: expected one kind of gla in all layers"),
         ("gla5.gla", "arch: expected one kind of gla in all layers"),
+        ("llama{sliding_window=8}.llama{sliding_window=9}.llama", "arch: expected one window, as in llama{sliding_"),
+        ("llama{sliding_window=8}.llama{sliding_window=9}", "arch: expected one window, as in llama{sliding_"),
+        ("llama{sliding_window=8}.llama+window=8", "arch: expected one window, as in llama{sliding_"),
         ("llama{canon_set=A}+canon", "arch: expected either +canon or canon_set in braces"),
     ],
 )
@@ -230,6 +238,10 @@ def configs(draw):
         fields = {key: value for key, value in fields.items() if key not in ("qk_norm", "rope_heads")}
     if not any(MIXERS[mixer].attends for mixer in mixers):
         fields = {key: value for key, value in fields.items() if not key.startswith("attention")}
+    elif fields.get("alibi") is None and draw(st.booleans()):
+        slide = draw(st.lists(st.booleans(), min_size=len(mixers), max_size=len(mixers)))
+        if any(MIXERS[mixer].attends and each for mixer, each in zip(mixers, slide, strict=True)):
+            fields |= {"sliding_window": 8, "sliding_layers": slide}
     if any(":" in sites for sites in sets):  # variants that exclude others
         fields = {key: value for key, value in fields.items() if not key.startswith("canon")}
     options = {mixer: {key: draw(values) for key, values in OPTIONS.get(mixer, {}).items()} for mixer in mixers}
@@ -274,6 +286,8 @@ def test_a_name_determines_everything_but_sizes(config):
             "llama+rope=0.5x0.5",
             "llama+alibi",
             "llama+canon=A+gate+sink+window=512",
+            "llama{sliding_window=128}.llama+canon+sink",
+            "llama{sliding_window=128}.gdn2-conv.mla",
             "gdn2.llama+sink",
             "mla{kv_lora_rank=64}.gla5+rope=0",
         ),

@@ -64,6 +64,8 @@ class CanonLMConfig(PreTrainedConfig):
             (arXiv 2508.10925).
         sliding_window: a token attends to this many tokens, the last of which is the token itself; padding does not
             count. Caches keep no more. Default: all.
+        sliding_layers: whether a layer has the window: one entry per layer, or fewer that repeat. Default: all that
+            attend.
         rope_dim: rotate only the first `rope_dim` channels of each head; 0 means no positions (NoPE); default: all,
             or none with `alibi`.
         rope_heads: rotate only in the first `rope_heads` query heads (and the key heads that serve them); default: all.
@@ -138,6 +140,7 @@ class CanonLMConfig(PreTrainedConfig):
     attention_gate: bool = False
     attention_sink: bool = False
     sliding_window: int | None = None
+    sliding_layers: list[bool] | None = None
     attention_residuals: bool = False
     rope_theta: float = 10000.0
     rope_dim: int = DERIVED
@@ -241,6 +244,13 @@ class CanonLMConfig(PreTrainedConfig):
                 raise expected(
                     "sliding_window", "none with alibi, which reads the distance to all tokens", self.sliding_window
                 )
+        if self.sliding_layers is not None:
+            attend = [MIXERS[mixer].attends for mixer in self.mixers]
+            slide = self._per_layer("sliding_layers", self.sliding_layers)
+            slide = [has and each for has, each in zip(slide, attend, strict=True)]
+            if self.sliding_window is None or not any(slide):
+                raise expected("sliding_layers", "sliding_window and an attention layer for it", self.sliding_layers)
+            self.sliding_layers = None if slide == attend else slide
         if not 0 <= self.attention_dropout < 1:
             raise expected("attention_dropout", "a number >= 0 and < 1", self.attention_dropout)
 
@@ -357,7 +367,7 @@ class CanonLMConfig(PreTrainedConfig):
         """The variant of a site whose text names none."""
         return Variant(**{name: getattr(self, field) for field, name in OF_CANON.items()})
 
-    def _per_layer(self, key: str, pattern: list[str]) -> list[str]:
+    def _per_layer(self, key: str, pattern: list[Any]) -> list[Any]:
         if isinstance(pattern, str) or not pattern or self.num_hidden_layers % len(pattern):
             raise expected(key, f"one entry per layer ({self.num_hidden_layers}), or a pattern that repeats", pattern)
         return list(pattern) * (self.num_hidden_layers // len(pattern))
@@ -386,6 +396,11 @@ class CanonLMConfig(PreTrainedConfig):
     def mixer(self, layer_idx: int) -> str:
         return self.mixers[layer_idx]
 
+    def window(self, layer_idx: int) -> int | None:
+        """The window of a layer's attention; None: it has none."""
+        slides = self.sliding_layers is None or self.sliding_layers[layer_idx]
+        return self.sliding_window if slides and MIXERS[self.mixers[layer_idx]].attends else None
+
     def options(self, layer_idx: int) -> Any:
         """The options of a layer's mixer."""
         return self.options_of(MIXERS[self.mixers[layer_idx]])
@@ -401,7 +416,12 @@ class CanonLMConfig(PreTrainedConfig):
     @property
     def attends(self) -> bool:
         """Whether a layer attends: then the decoder makes masks and rotary tables."""
-        return any(MIXERS[mixer].attends for mixer in self.mixers)
+        return bool(self.attending)
+
+    @property
+    def attending(self) -> list[int]:
+        """The layers that attend."""
+        return [i for i, mixer in enumerate(self.mixers) if MIXERS[mixer].attends]
 
     @property
     def layer_types(self) -> list[str]:
@@ -411,7 +431,7 @@ class CanonLMConfig(PreTrainedConfig):
             if MIXERS[mixer].recurrent:
                 kinds.append("linear_attention")
             else:
-                slides = MIXERS[mixer].attends and self.sliding_window is not None
+                slides = self.window(layer_idx) is not None
                 of_states, plain = ("hybrid_sliding", "sliding_attention") if slides else ("hybrid", "full_attention")
                 kinds.append(of_states if self.sites(layer_idx) else plain)
         if kinds and set(kinds) == {"linear_attention"}:

@@ -87,7 +87,9 @@ def check_mask(config: CanonLMConfig, mask: Tensor | None, dtype: torch.dtype) -
     if mask.ndim == 2:
         return mask
     kernel = config._attn_implementation or ""
-    if "flash" in kernel or (config.sliding_window is not None and mask.shape[2] > 1):
+    if "flash" in kernel or (
+        config.sliding_window is not None and (mask.shape[2] > 1 or config.sliding_layers is not None)
+    ):
         other = "sliding_window" if "flash" not in kernel else kernel
         raise expected("attention_mask", f"a tensor [batch, tokens] with {other}", list(mask.shape))
     if mask.dtype != torch.bool and not mask.is_floating_point():

@@ -15,15 +15,24 @@ from canonlm.ops.varlen import has_padding_after
 
 
 def make_mask(
-    config: CanonLMConfig, h_BTD: Tensor, attention_mask: Tensor | None, cache: Cache | None, doc_ids: Tensor | None
+    config: CanonLMConfig,
+    window: int | None,
+    h_BTD: Tensor,
+    attention_mask: Tensor | None,
+    cache: Cache | None,
+    doc_ids: Tensor | None,
 ) -> tuple[Any, Tensor | None]:
-    """The mask in the form that the chosen kernel reads: what transformers' functions make; None if it needs none. And
-    with a window, the order in which the cache has to keep these keys (`cache.keep_last`); None: as they come.
+    """The mask of layers with this window (None: without one), in the form that the chosen kernel reads: what
+    transformers' functions make; None if it needs none. And with a window, the order in which the cache has to keep
+    these keys (`cache.keep_last`); None: as they come.
 
     attention_mask: of cached and new tokens, `[B, S]`; one of all pairs, `[B, 1, T, S]`, is returned as it is, or with
     ALiBi. doc_ids: of cached and new tokens.
     """
-    window, order = config.sliding_window, None
+    order = None
+    if cache is not None and config.sliding_layers is not None:
+        # With Canon states in a static cache, the library would take a layer with a window for one without.
+        cache = Cache(layers=[cache.layers[i] for i in config.attending if config.window(i) == window])
     options: dict[str, Any] = {}
     if window is not None and attention_mask is not None and attention_mask.ndim == 2:
         real, new = attention_mask != 0, h_BTD.shape[1]

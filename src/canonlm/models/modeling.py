@@ -213,7 +213,8 @@ class CanonLMModel(CanonLMPreTrainedModel):
         if past_key_values is not None:
             check_cache(past_key_values, self.config)
 
-        config, causal_mask, rotary = self.config, None, None
+        config, rotary = self.config, None
+        masks: dict[int | None, Any] = {}  # by the window of a layer
         # In place of `h` where only its shape, dtype and device are read.
         rows_BTD = h_BTD if span is None else h_BTD[:, :1].expand(-1, span.size * h_BTD.shape[1], -1)
         attention_mask = check_mask(config, attention_mask, h_BTD.dtype)
@@ -243,8 +244,10 @@ class CanonLMModel(CanonLMPreTrainedModel):
             [h_BTD] = run_site([self.get_submodule(f"canon{letter}")], [h_BTD], slot)
         if config.attends:
             if not layout.without_mask:
-                causal_mask, order = make_mask(config, rows_BTD, attention_mask, past_key_values, all_ids)
-                layout = layout if order is None else replace(layout, key_order=order)
+                for window in dict.fromkeys(config.window(i) for i in config.attending):
+                    made, order = make_mask(config, window, rows_BTD, attention_mask, past_key_values, all_ids)
+                    masks[window] = made
+                    layout = layout if order is None else replace(layout, key_order=order)
             if config.rope_dim:
                 rotary = rotary_table(cast(Tensor, position_ids), config.rope_dim, config.rope_theta, h_BTD.dtype)
         router_losses = []
@@ -255,11 +258,11 @@ class CanonLMModel(CanonLMPreTrainedModel):
             if getattr(recompute, "keywords", {}).get("use_reentrant"):
                 raise expected("use_reentrant", "False with attention residuals, which read all blocks' outputs", True)
         depth = config.num_hidden_layers  # smaller while the library's `assistant_early_exit` drafts tokens
-        for layer in self.layers if depth >= len(self.layers) else self.layers[:depth]:
+        for layer_idx, layer in enumerate(self.layers if depth >= len(self.layers) else self.layers[:depth]):
             h_BTD, router_loss, outputs = layer(
                 h_BTD,
                 layout,
-                attention_mask=causal_mask,
+                attention_mask=masks.get(config.window(layer_idx)),
                 rotary=rotary,
                 past_key_values=past_key_values,
                 outputs=outputs,
@@ -387,9 +390,11 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
         Canon layers could not read padding from a four-dimensional one. A step of one token, real in every row, gets
         the mask of fixed size that attention reads: a growing mask would be compiled again at every token."""
         padded = attention_mask is not None and not bool(attention_mask[:, -1].all())
-        if inputs_embeds.shape[1] > 1 or padded or config.alibi is not None:
+        if inputs_embeds.shape[1] > 1 or padded or config.alibi is not None or config.sliding_layers is not None:
             return attention_mask
-        return make_mask(config, inputs_embeds, attention_mask, past_key_values, None)[0] if config.attends else None
+        window = config.sliding_window
+        made, _ = make_mask(config, window, inputs_embeds, attention_mask, past_key_values, None)
+        return made if config.attends else None
 
     def prepare_inputs_for_generation(  # type: ignore[override]
         self, input_ids, inputs_embeds: Tensor | None = None, doc_ids: Tensor | None = None, **kwargs

@@ -35,7 +35,7 @@ GROUPS = {
     "modifiers": {
         *("mixers", "canon_set", "canon_sets", *OF_CANON),
         *("qk_norm", "rope_dim", "rope_heads", "alibi", "mlp", "hidden_act"),
-        *("attention_gate", "attention_sink", "sliding_window", "attention_residuals"),
+        *("attention_gate", "attention_sink", "sliding_window", "sliding_layers", "attention_residuals"),
     },
     "training": {
         *("initializer", "initializer_range", "init_base_std", "init_std_factor"),
@@ -43,7 +43,8 @@ GROUPS = {
     },
     "attention": {
         *("num_key_value_heads", "head_dim", "rope_dim", "rope_heads", "rope_theta", "alibi", "qk_norm"),
-        *("attention_bias", "attention_dropout", "attention_gate", "attention_sink", "sliding_window"),
+        *("attention_bias", "attention_dropout", "attention_gate", "attention_sink"),
+        *("sliding_window", "sliding_layers"),
     },
 }
 """Fields of `CanonLMConfig` by what they are to a name. sizes: given beside it. unnamed: not part of it, either.
@@ -208,7 +209,7 @@ MODIFIERS = {
     "window": Modifier(
         "attention to the nearest tokens only, +window=512, the current one included (arXiv 2004.05150)",
         _window,
-        lambda config: False if config.sliding_window is None else str(config.sliding_window),
+        lambda config: False if config.sliding_window is None or config.sliding_layers else str(config.sliding_window),
         of_attention=True,
     ),
     "attnres": _named(
@@ -233,8 +234,8 @@ MODIFIERS = {
 def resolve(arch: str, *, hidden_size: int, num_heads: int, head_dim: int | None = None) -> dict[str, Any]:
     """The configuration fields that a name stands for: `resolve("llama+canon=AC", hidden_size=512, num_heads=8)`.
 
-    `gdn2.gdn2.gdn2.llama` is a hybrid whose layers alternate. ValueError names an unknown or repeated base, modifier or
-    setting, or an invalid value; `check_read` refuses settings without effect.
+    `gdn2.gdn2.gdn2.llama` is a hybrid whose layers alternate, as is `llama{sliding_window=512}.llama`. ValueError names
+    an unknown or repeated base, modifier or setting, or an invalid value; `check_read` refuses settings without effect.
     """
     head_dim = head_dim or hidden_size // num_heads
     layers, modifiers = _split(arch)
@@ -266,6 +267,11 @@ def resolve(arch: str, *, hidden_size: int, num_heads: int, head_dim: int | None
         if MODIFIERS[modifier].of_attention and not any(base.mixer.attends for base in layers):
             raise expected("arch", f"an attention layer for +{modifier}, as in llama or {layers[0].name}.llama", arch)
         fields |= MODIFIERS[modifier].read(added[modifier], head_dim, num_heads)
+    windows = [base.settings.get("sliding_window") for base in layers if base.mixer.attends]
+    if len({*windows} - {None}) > 1 or (any(windows) and "window" in added):
+        raise expected("arch", "one window, as in llama{sliding_window=512}.llama", arch)
+    if None in windows and any(windows):
+        fields["sliding_layers"] = [base.settings.get("sliding_window") is not None for base in layers]
     mixers = [base.mixer.name for base in layers]
     if mixers != ["attention"]:
         fields["mixers"] = mixers
@@ -436,15 +442,21 @@ def _complete(config: CanonLMConfig, names: Mapping[str, str]) -> str | None:
     )
     canon = "" if added else _canon_of(config)  # no modifier adds a short convolution: canon_set in braces does
     layers = [
-        (names[mixer], mixer, known[names[mixer]][1].short_conv and SHORT_CONV not in config.sites(i))
+        (
+            names[mixer],
+            mixer,
+            known[names[mixer]][1].short_conv and SHORT_CONV not in config.sites(i),
+            {"sliding_window": config.window(i)} if config.sliding_layers and config.window(i) else {},
+        )
         for i, mixer in enumerate(config.mixers)
     ]
     pattern = _pattern(layers)
 
     def written(settings: Mapping[tuple[str, str], Any], modifiers: str) -> str:
         parts = [
-            f"{name}{'-conv' * bare}" + written_settings({key: x for (of, key), x in settings.items() if of == mixer})
-            for name, mixer, bare in pattern
+            f"{name}{'-conv' * bare}"
+            + written_settings({key: x for (of, key), x in settings.items() if of == mixer} | own)
+            for name, mixer, bare, own in pattern
         ]
         return ".".join(parts) + modifiers
 
@@ -469,7 +481,7 @@ def _complete(config: CanonLMConfig, names: Mapping[str, str]) -> str | None:
         for key in FIELDS:
             if key not in ("mixers", "mixer_options") and differs(key, near):
                 # In the braces of a mixer that has no option of that name.
-                mixer = next(mixer for _, mixer, _ in pattern if key not in MIXERS[mixer].Options.__dataclass_fields__)
+                mixer = next(mixer for _, mixer, *_ in pattern if key not in MIXERS[mixer].Options.__dataclass_fields__)
                 settings[mixer, key] = _pattern(_value(config, key))
         for setting in list(settings):
             fewer = {other: value for other, value in settings.items() if other != setting}

@@ -33,6 +33,7 @@ _TYPES: dict[Any, str] = {
     bool: "true or false",
     str: "a string",
     list[str]: "a list of strings, one per layer or repeating",
+    list[bool]: "a list of true and false, one per layer or repeating",
     dict[str, dict[str, Any]]: "{mixer: {option: value}}",
 }
 

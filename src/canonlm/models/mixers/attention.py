@@ -82,6 +82,10 @@ class Attention(Mixer):
         self.state_idx = self.sites.find(OF_MIXER)
         self.add_canons({"q": q_size, "k": kv_size, "v": kv_size}, dict.fromkeys("qkv", self.head_dim))
 
+    @property
+    def window(self) -> int | None:
+        return self.config.window(self.layer_idx)
+
     def add_options(self, width: int) -> None:
         """The gate on an output of `width` channels, and the sinks, which start at 0."""
         if self.config.attention_gate:
@@ -133,7 +137,7 @@ class Attention(Mixer):
             # Nothing was cached: the new keys are all there are; a static cache has empty places after them.
             k_BHSE, v_BHSE, kwargs = k_BHTE, v_BHTE, kwargs | layout.documents.arguments()
         y_BTHE, weights = self.attend(q_BHTE, k_BHSE, v_BHSE, attention_mask, layout.span, kwargs)
-        if past_key_values is not None and layout.key_order is not None:
+        if past_key_values is not None and layout.key_order is not None and self.window is not None:
             keep_last(past_key_values.layers[self.layer_idx], k_BHSE, v_BHSE, layout.key_order)
         return self.output(y_BTHE, x_BTD), weights
 
@@ -152,8 +156,8 @@ class Attention(Mixer):
         mask = mask if mask is None or mask.shape[1] == 1 else own(mask, span, dim=1)
         kernel = self.config._attn_implementation
         kwargs = {**kwargs, "dropout": self.config.attention_dropout if self.training else 0.0, "scaling": self.scaling}
-        if self.config.sliding_window is not None:
-            kwargs["sliding_window"] = self.config.sliding_window  # flash attention has no mask to read it from
+        if self.window is not None:
+            kwargs["sliding_window"] = self.window  # flash attention has no mask to read it from
         function = ALL_ATTENTION_FUNCTIONS.get_interface(kernel, eager_attention_forward)
         if not self.config.attention_sink:
             y_BTHE, weights = function(self, q_BHTE, k_BHSE, v_BHSE, mask, **kwargs)
@@ -192,6 +196,7 @@ def with_sinks(
 
 
 def mean_reach(config: Config, seq_len: int) -> float:
-    """How many tokens a token attends to on average. Causal: half of them. (Counting all pairs gives twice that.)"""
-    window = min(seq_len, config.sliding_window or seq_len)
-    return window - window**2 / (2 * seq_len)
+    """The number of tokens that a token attends to, on average over tokens and layers. Causal: half of them. (Counting
+    all pairs gives twice that.)"""
+    windows = [min(seq_len, config.window(i) or seq_len) for i in config.attending]
+    return sum(window - window**2 / (2 * seq_len) for window in windows) / len(windows)

@@ -139,7 +139,7 @@ class LatentAttention(Attention):
             assert layout.documents is not None
             (c_B1SC, r_B1SP), kwargs = new, kwargs | layout.documents.arguments()
         y_BTF, weights = self.sums(q_BHTN, p_BHTP, c_B1SC, r_B1SP, attention_mask, layout.span, kwargs)
-        if past_key_values is not None and layout.key_order is not None:
+        if past_key_values is not None and layout.key_order is not None and self.window is not None:
             keep_last(past_key_values.layers[self.layer_idx], *kept, layout.key_order)
         return self.output(y_BTF, x_BTD), weights
 
