@@ -45,6 +45,10 @@ MODELS |= {
         **{"mixers": ["mamba3", "attention"], "mixer_options": {"mamba3": {"state_size": 8, "mimo_rank": 2}}},
         "canon_sets": ["", "A"],
     },
+    "first-values": {
+        **{"mixers": ["attention", "rwkv7"], "num_hidden_layers": 4, "canon_sets": ["A", "bB"]},
+        **{"mixer_options": {"rwkv7": {"value_residual": True, "value_rank": 4}}},
+    },
     "attnres": {"mixers": ["gla", "attention"], "attention_residuals": True, "canon_sets": ["bO", "ABCD"]},
     "attention-last": {"mixers": ["gla", "gla", "attention"], "num_hidden_layers": 3, "canon_sets": ["b", "Ab", "A"]},
     "alibi": {"alibi": "alibi", "canon_set": "AC"},

@@ -217,7 +217,11 @@ OPTIONS = {
     "mla": {"q_lora_rank": st.sampled_from([None, 8]), "v_head_dim": st.sampled_from([8, 16])},
     "kda": {"decay_rank": st.sampled_from([8, 32]), "negative_eigenvalues": st.booleans()},
     "deltaproduct": {"steps": st.integers(1, 3), "negative_eigenvalues": st.booleans()},
-    "rwkv7": {"key_head_dim": st.sampled_from([8, 16]), "gate_rank": st.sampled_from([4, 32])},
+    "rwkv7": {
+        "key_head_dim": st.sampled_from([8, 16]),
+        "gate_rank": st.sampled_from([4, 32]),
+        "value_residual": st.booleans(),
+    },
     "mamba2": {"state_size": st.sampled_from([64, 128]), "n_groups": st.sampled_from([1, 2])},
     "mamba3": {"state_size": st.sampled_from([64, 128]), "mimo_rank": st.integers(1, 3)},
     "retention": {"output_gate": st.booleans()},

@@ -7,14 +7,16 @@ import torch
 from torch.nn.functional import normalize
 from torch.testing import assert_close
 
+from canonlm import CanonLMConfig, CanonLMForCausalLM
 from canonlm.models.cache import Layout
 from canonlm.ops.varlen import as_documents
 
 HEADS, WIDTH, HIDDEN = 2, 16, 32
 
 
-def by_equations(mixer, x_TD, shifts):
-    """The mixer's output. shifts: by what is projected, how much of the token before is read."""
+def by_equations(mixer, x_TD, shifts, first=None):
+    """The mixer's output and values. shifts: by what is projected, how much of the token before is read. first: the
+    values of the first layer."""
     before = torch.cat([torch.zeros_like(x_TD[:1]), x_TD[:-1]])
     weights = dict(mixer.named_parameters())
 
@@ -25,6 +27,9 @@ def by_equations(mixer, x_TD, shifts):
         return x @ weights[f"{name}.weight"].T
 
     q, k, v = (linear(f"{name}_proj", read(name)) for name in "qkv")
+    if first is not None:
+        share = (linear("value_proj.1", linear("value_proj.0", read("v"))) + weights["value_proj.1.bias"]).sigmoid()
+        v = (1 - share) * v + share * first
     w = linear("decay_proj.1", linear("decay_proj.0", read("decay")).tanh()) + weights["decay_proj.1.bias"]
     a = (linear("rate_proj.1", linear("rate_proj.0", read("rate"))) + weights["rate_proj.1.bias"]).sigmoid()
     gate = linear("gate_proj.1", linear("gate_proj.0", read("gate")).sigmoid())
@@ -42,7 +47,7 @@ def by_equations(mixer, x_TD, shifts):
             o = (o - o.mean()) / (o.var(correction=0) + 1e-5 * WIDTH).sqrt()
             o = o * weights["norm_weight"][own] + weights["norm_bias"][own]
             y[t, own] = o + (q[t, own] * rho * added).sum() * v[t, own]
-    return linear("o_proj", y * gate)
+    return linear("o_proj", y * gate), v
 
 
 @pytest.fixture
@@ -61,10 +66,60 @@ def test_a_layer_equals_the_equations(mixer):
     shifts = dict(zip(names, mixer.shifts, strict=True)) if hasattr(mixer, "shifts") else dict.fromkeys(names, 0)
     x_BTD = torch.randn(1, 37, HIDDEN, dtype=torch.float64, generator=generator)
     with torch.no_grad():
-        expected = by_equations(mixer, x_BTD[0], shifts)
+        expected, _ = by_equations(mixer, x_BTD[0], shifts)
         got = mixer(x_BTD, Layout())[0][0]
     assert_close(got, expected, atol=1e-5, rtol=1e-5)  # the norm of removal keys adds a constant, 1e-6
     assert expected.abs().max() > 0.01
+
+
+VALUES = {"mixer_options": {"rwkv7": {"value_residual": True}}}
+
+
+def test_later_layers_mix_the_first_values_into_theirs(small_model):
+    """Layers 1 and 3 are of RWKV-7, after one of attention; each layer's input is what the model gave it."""
+    model = small_model(mixers=["attention", "rwkv7"], num_hidden_layers=6, canon_sets=["", "b"], **VALUES)
+    mixers = [model.model.layers[i].mixer for i in (1, 3, 5)]
+    assert [hasattr(mixer, "value_proj") for mixer in mixers] == [False, True, True]
+    assert mixers[1].value_proj[0].weight.shape == (32, HIDDEN)
+    fresh = CanonLMForCausalLM(model.config).model.layers[3].mixer.value_proj
+    assert (fresh[1].bias == 1).all()
+    calls = []
+    for mixer in mixers:
+        mixer.register_forward_hook(lambda _, inputs, outputs: calls.append((inputs[0][0], outputs[0][0])))
+    with torch.no_grad():
+        model(torch.arange(11)[None], use_cache=False)
+        first = None
+        for mixer, (x_TD, y_TD) in zip(mixers, calls, strict=True):
+            shifts = dict(zip(("q", "k", "v", "decay", "rate", "gate"), mixer.shifts, strict=True))
+            expected, values = by_equations(mixer, x_TD, shifts, first)
+            assert_close(y_TD, expected, atol=1e-5, rtol=1e-5)
+            first = values if first is None else first
+
+
+def test_recomputed_layers_get_the_first_values(small_model):
+    model = small_model(mixers=["rwkv7"], num_hidden_layers=3, canon_set="AbB", **VALUES).train()
+    gradients = []
+    for recompute in (False, True):
+        model.zero_grad()
+        if recompute:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        ids = torch.arange(24).reshape(2, 12)
+        model(ids, labels=ids).loss.backward()
+        gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
+    assert_close(*gradients, atol=0, rtol=0)
+    assert gradients[0]["model.layers.2.mixer.value_proj.0.weight"].abs().max() > 0
+    model.gradient_checkpointing_enable({"use_reentrant": True})
+    with pytest.raises(
+        ValueError, match=r"^use_reentrant: expected False with attention residuals and value_residual: "
+    ):
+        model(ids)
+
+
+def test_a_rank_without_values_is_refused():
+    with pytest.raises(
+        ValueError, match=r"^mixer_options.rwkv7.value_rank: expected none without value_residual, got 8"
+    ):
+        CanonLMConfig(mixers=["rwkv7"], mixer_options={"rwkv7": {"value_rank": 8}})
 
 
 @pytest.mark.parametrize("mixer", ["b"], indirect=True)

@@ -80,7 +80,12 @@ TENSOR_PARALLEL = {
         **DEEP,
     },
     "linear": {"mixers": ["gla", "retention", "gated_retention", "rwkv7"], "canon_set": "AbBCD", **DEEP},
-    "rwkv7": {"mixers": ["rwkv7", "mla"], "canon_set": "ABCD", "attention_gate": True, "attention_sink": True},
+    "rwkv7": {
+        **{"mixers": ["rwkv7", "mla"], "canon_set": "ABCD", **DEEP},
+        "mixer_options": {"rwkv7": {"value_residual": True}},
+        "attention_gate": True,
+        "attention_sink": True,
+    },
     "latent": {
         "mixers": ["mla"],
         "mixer_options": {"mla": {"q_lora_rank": 12}},

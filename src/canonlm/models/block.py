@@ -36,6 +36,7 @@ class DecoderLayer(GradientCheckpointingLayer):
         self.mixer_name = mixer.attribute
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.add_module(self.mixer_name, mixer(config, layer_idx))
+        self.hands_on: bool = self.get_submodule(self.mixer_name).hands_on  # type: ignore[assignment]
         self.mlp = build_mlp(config, layer_idx)
         if self.mlp is not None:
             self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -59,17 +60,20 @@ class DecoderLayer(GradientCheckpointingLayer):
         rotary: tuple[Tensor, Tensor] | None = None,
         past_key_values: Cache | None = None,
         outputs: tuple[Output, ...] = (),
+        first: Tensor | None = None,
         **kwargs,
-    ) -> tuple[Tensor, Tensor | None, tuple[Output, ...]]:
-        """Returns the stream, from experts in training the loss that balances them, and with attention residuals
-        `outputs`, all that came before, and this block's."""
+    ) -> tuple[Tensor, Tensor | None, tuple[Output, ...], Tensor | None]:
+        """Returns the stream, from experts in training the loss that balances them, with attention residuals
+        `outputs`, all that came before, and this block's, and `first`, or what the first such mixer handed on."""
         router_loss, cache = None, past_key_values
         if self.mixes and self.layer_idx:
             h_BTD = self.mixer_residual(outputs)
         h_BTD = self._canon("block", "input", h_BTD, layout, cache)
         h_BTD, x_BTD = self._normed("mixer", self.input_layernorm, h_BTD, None, layout, cache)
         mixer = self.get_submodule(self.mixer_name)
-        y_BTD, _ = mixer(x_BTD, layout, attention_mask, rotary, cache, **kwargs)
+        handed = {"first": first} if self.hands_on else {}
+        y_BTD, second = mixer(x_BTD, layout, attention_mask, rotary, cache, **kwargs, **handed)
+        first = second if self.hands_on and first is None else first
         y_BTD = self._canon("mixer", "output", y_BTD, layout, cache)
         if self.mlp is not None:
             added: Tensor | None = y_BTD
@@ -81,7 +85,7 @@ class DecoderLayer(GradientCheckpointingLayer):
             y_BTD = self._canon("mlp", "output", y_BTD, layout, cache)
         h_BTD = self._canon("block", "output", y_BTD if self.mixes else h_BTD + y_BTD, layout, cache)
         fill_unused_states(cache, self.layer_idx, len(self.sites), h_BTD)
-        return h_BTD, router_loss, (*outputs, output_of(h_BTD, self.eps)) if self.mixes else ()
+        return h_BTD, router_loss, (*outputs, output_of(h_BTD, self.eps)) if self.mixes else (), first
 
     def __repr__(self) -> str:
         def canons(part: str, side: str) -> list[str]:

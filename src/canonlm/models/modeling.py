@@ -250,22 +250,25 @@ class CanonLMModel(CanonLMPreTrainedModel):
                     layout = layout if order is None else replace(layout, key_order=order)
             if config.rope_dim:
                 rotary = rotary_table(cast(Tensor, position_ids), config.rope_dim, config.rope_theta, h_BTD.dtype)
-        router_losses = []
+        router_losses, first = [], None
         outputs: tuple[Output, ...] = ()
         if config.attention_residuals:
             outputs = (output_of(h_BTD, config.rms_norm_eps),)
+        if config.attention_residuals or any(getattr(layer, "hands_on", False) for layer in self.layers):
             recompute = getattr(self, "_gradient_checkpointing_func", None) if self.gradient_checkpointing else None
             if getattr(recompute, "keywords", {}).get("use_reentrant"):
-                raise expected("use_reentrant", "False with attention residuals, which read all blocks' outputs", True)
+                what = "False with attention residuals and value_residual: blocks read what earlier ones return"
+                raise expected("use_reentrant", what, True)
         depth = config.num_hidden_layers  # smaller while the library's `assistant_early_exit` drafts tokens
         for layer_idx, layer in enumerate(self.layers if depth >= len(self.layers) else self.layers[:depth]):
-            h_BTD, router_loss, outputs = layer(
+            h_BTD, router_loss, outputs, first = layer(
                 h_BTD,
                 layout,
                 attention_mask=masks.get(config.window(layer_idx)),
                 rotary=rotary,
                 past_key_values=past_key_values,
                 outputs=outputs,
+                first=first,
                 **kwargs,
             )
             if router_loss is not None:

@@ -62,6 +62,7 @@ class Mixer(nn.Module):
     architectures: ClassVar[dict[str, Architecture]] = {}
     tensor_parallel: ClassVar[dict[str, str]] = {}  # how parts are split (`models/tensor_parallel.py`); {}: not at all
     tensor_parallel_divides: ClassVar[tuple[str, ...]] = ()  # fields or options that the group's size has to divide
+    hands_on = False  # its second result goes to such mixers of later layers, as `first`, until which it is None
     group: dist.ProcessGroup | None = None  # the devices that share this layer
 
     def __init__(self, config: Config, layer_idx: int) -> None:

@@ -69,8 +69,8 @@ class RecurrentMixer(Mixer):
         rotary: tuple[Tensor, Tensor] | None = None,
         past_key_values: Cache | None = None,
         **kwargs,
-    ) -> tuple[Tensor, None]:
-        """The output `[B, T, D]`, and None (in place of attention weights).
+    ) -> tuple[Tensor, Tensor | None]:
+        """The output `[B, T, D]`, and None (in place of attention weights) or what the mixer hands on.
 
         Args:
             x_BTD: the layer's input, after its norm.
@@ -79,9 +79,10 @@ class RecurrentMixer(Mixer):
             past_key_values: the cache, which is read and updated; None: there is none.
         """
         state = read_recurrence(past_key_values, self.layer_idx, layout)
-        y_BTD, state = self.mix(x_BTD, layout, past_key_values, state)
-        write_recurrence(past_key_values, self.layer_idx, state)
-        return y_BTD, None
+        handed = {"first": kwargs["first"]} if self.hands_on else {}
+        mixed: tuple[Tensor, ...] = self.mix(x_BTD, layout, past_key_values, state, **handed)
+        write_recurrence(past_key_values, self.layer_idx, mixed[1])
+        return mixed[0], mixed[2] if self.hands_on else None
 
     def add_short_convs(self, widths: dict[str, int], *, bias: bool = False, fill: Fill | None = None) -> None:
         """Site b: a short convolution with SiLU and without residual on each projection."""

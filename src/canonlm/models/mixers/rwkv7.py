@@ -5,8 +5,9 @@
     h_t = k_t * (1 + (a_t - 1) * alpha),    y_t = W_o (G_2 sigmoid(G_1 x_t) * (norm(o_t) + (r_t . rho * h_t) v_t))
 
 Peng et al. 2025 (arXiv 2503.14456), Section 4. Each of the six projections of x reads a mean of x_t and x_{t-1} with
-weights of its own per channel (the token shift, site b; without it x_t alone). Left out: the values of the first
-layer, which later layers mix into theirs, and initial values that depend on the layer.
+weights of its own per channel (the token shift, site b; without it x_t alone). With `value_residual`, later layers
+mix the values of the first one into theirs: v_t + sigmoid(n_0 + N_2 N_1 x_t) * (v_first,t - v_t), where x_t is what v_t
+was made from. Left out: initial values that depend on the layer.
 
 The delta rule (`ops/gated_delta_rule`) computes this as two steps per token: one decays and removes, the other adds.
 """
@@ -22,6 +23,7 @@ from transformers import Cache
 
 from canonlm.canon.layer import CanonLayer, on_this_device
 from canonlm.canon.sites import OF_MIXER, SHORT_CONV
+from canonlm.core.errors import expected
 from canonlm.models.cache import Layout
 from canonlm.models.initialize import constant, ones, ramp, start_with, uniform, zeros
 from canonlm.models.mixers.base import CHUNK, DERIVED, Architecture, Options, register
@@ -38,7 +40,8 @@ READERS = ("q", "k", "v", "decay", "rate", "gate")
 class RWKV7Options(Options):
     """`num_heads` (default: half of num_attention_heads, at least 1), `key_head_dim` and `value_head_dim` (default:
     hidden_size / num_heads; in the paper they are equal). The ranks grow as in the paper's models: with the root of
-    hidden_size those of decays and rates, with its power of 0.8 that of the gate, in multiples of 32."""
+    hidden_size those of decays, rates and `value_residual`, with its power of 0.8 that of the gate, in multiples of
+    32."""
 
     num_heads: int = DERIVED
     key_head_dim: int = DERIVED
@@ -46,14 +49,20 @@ class RWKV7Options(Options):
     decay_rank: int = DERIVED
     rate_rank: int = DERIVED
     gate_rank: int = DERIVED
+    value_residual: bool = False
+    value_rank: int | None = None
 
     def complete(self, config: Config) -> None:
         derive_heads(self, config, key_head_dim=1, value_head_dim=1)
-        low, high = 1.8 * config.hidden_size**0.5, 0.6 * config.hidden_size**0.8
-        for key, rank in (("decay_rank", low), ("rate_rank", low), ("gate_rank", high)):
+        root, high = config.hidden_size**0.5, 0.6 * config.hidden_size**0.8
+        ranks = {"decay_rank": 1.8 * root, "rate_rank": 1.8 * root, "gate_rank": high}
+        ranks |= {"value_rank": 1.3 * root} if self.value_residual else {}
+        for key, rank in ranks.items():
             if getattr(self, key) is None:
                 setattr(self, key, max(32, 32 * round(rank / 32)))
-        self.check_positive("decay_rank", "rate_rank", "gate_rank")
+        self.check_positive(*ranks)
+        if self.value_rank is not None and not self.value_residual:
+            raise expected("value_rank", "none without value_residual", self.value_rank)
 
 
 class TokenShift(CanonLayer):
@@ -99,6 +108,9 @@ class RWKV7(RecurrentMixer):
         self.decay_proj = LowRank(config, hidden, options.decay_rank, keys, start=ramp(-6.5, -1.5))
         self.rate_proj = LowRank(config, hidden, options.rate_rank, keys)
         self.gate_proj = LowRank(config, hidden, options.gate_rank, values, bias=False)
+        self.hands_on = options.value_residual
+        if self.hands_on and layer_idx != config.mixers.index(self.name):
+            self.value_proj = LowRank(config, hidden, options.value_rank, values, start=ones)
         self.removal, self.share, self.bonus = (nn.Parameter(torch.empty(keys)) for _ in range(3))
         self.norm_weight, self.norm_bias = (nn.Parameter(torch.empty(values)) for _ in range(2))
         fills = {"removal": constant(0.85), "share": ones, "bonus": zeros, "norm_weight": ones, "norm_bias": zeros}
@@ -120,7 +132,10 @@ class RWKV7(RecurrentMixer):
     def extra_memory(cls, config: Config, seq_len: int) -> float:
         return larger_chunks(config.options_of(cls), 2 * seq_len)
 
-    def mix(self, x_BTD: Tensor, layout: Layout, cache: Cache | None, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    def mix(  # type: ignore[override]
+        self, x_BTD: Tensor, layout: Layout, cache: Cache | None, state: Tensor | None, first: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Also returns its values, `[B, T, channels]`."""
         read = dict.fromkeys(READERS, x_BTD)
         if SHORT_CONV in self.sites:
             x, shifts = on_this_device(x_BTD), on_this_device(self.shifts)
@@ -128,6 +143,9 @@ class RWKV7(RecurrentMixer):
             read = {name: x + change * share for name, share in zip(READERS, shifts, strict=True)}
         qkv = {name: self.get_submodule(f"{name}_proj")(read[name]) for name in "qkv"}
         q, k, v = self.run(OF_MIXER, qkv, layout, cache, x_BTD).values()
+        if first is not None:
+            v = v + self.value_proj(read["v"]).sigmoid() * (first - v)
+        values = v
         down, up = self.decay_proj
         g = -(math.e**-0.5) * at_least_float32(up(down(read["decay"]).tanh())).sigmoid()
         rate = at_least_float32(self.rate_proj(read["rate"])).sigmoid()
@@ -140,7 +158,7 @@ class RWKV7(RecurrentMixer):
         bonus = (r * added * self.by_head(self.bonus)).sum(-1, keepdim=True) * v
         y = normed * on_this_device(self.norm_weight) + on_this_device(self.norm_bias) + bonus.flatten(-2)
         down, up = self.gate_proj
-        return self.o_proj(y * up(down(read["gate"]).sigmoid())), state
+        return self.o_proj(y * up(down(read["gate"]).sigmoid())), state, values
 
     def by_head(self, x: Tensor) -> Tensor:
         devices = 1 if self.group is None else self.group.size()
