@@ -416,12 +416,12 @@ class CanonLMConfig(PreTrainedConfig):
     @property
     def attends(self) -> bool:
         """Whether a layer attends: then the decoder makes masks and rotary tables."""
-        return bool(self.attending)
+        return any(MIXERS[mixer].attends for mixer in self.mixers)
 
     @property
     def attending(self) -> list[int]:
-        """The layers that attend."""
-        return [i for i, mixer in enumerate(self.mixers) if MIXERS[mixer].attends]
+        """The layers that attend; in an early exit, of those before it."""
+        return [i for i, mixer in enumerate(self.mixers[: self.num_hidden_layers]) if MIXERS[mixer].attends]
 
     @property
     def layer_types(self) -> list[str]:
