@@ -33,8 +33,13 @@ RESIDUALS = {"attention_residuals": True, "mixers": ["mamba3", "attention"], "ca
 GROUPED = {"mixer_options": {"gla": {"num_heads": 4, "num_key_value_heads": 2, "key_head_dim": 4, "value_head_dim": 8}}}
 MIMO = {"mixer_options": {"mamba3": {"num_heads": 4, "n_groups": 2, "mimo_rank": 2, "state_size": 8}}}
 MODELS: dict[str, tuple[str, dict]] = {
-    **{name: (name, {}) for name in ("llama", "llama+canon=ABCD", "gdn2", "gla5", "mamba2", "kda", "deltaproduct2",
-                                     "retention", "gated-retention", "rwkv7{value_residual=true}", "mamba3", "mla+canon", "delta-vec")},
+    **{
+        name: (name, {})
+        for name in (
+            *("llama", "llama+canon=ABCD", "gdn2", "gla5", "mamba2", "kda", "deltaproduct2", "retention"),
+            *("gated-retention", "rwkv7{value_residual=true}", "mamba3", "mla+canon", "delta-vec"),
+        )
+    },
     "alibi": ("llama", {"alibi": "alibi", "rope_dim": 0}),
     "hybrid": ("llama", HYBRID),
     "variants": ("llama", VARIANTS),
