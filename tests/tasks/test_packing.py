@@ -175,7 +175,8 @@ def test_mistakes_are_one_line(call, line):
 
 
 def test_specs_are_frozen_and_resolved():
-    assert tasks.get("copying", N=40).spec.model_dump() == {"N": 40, "min_items": 10}
+    resolved = {"N": 40, "min_items": 10, "max_items": None, "test_lengths": None}
+    assert tasks.get("copying", N=40).spec.model_dump() == resolved
     assert tasks.get("copying", difficulty="copying-500").spec.min_items == 500
     assert tasks.get("depo", difficulty="depo2-75", M=5).spec.M == 5
     with pytest.raises(ValueError):

@@ -103,8 +103,8 @@ WSD = TOP + "  optim: {schedule: wsd, decay_steps: 30, warmup_steps: 5}\n"
          "train.optim.decay_steps: expected at most train.steps - train.optim.warmup_steps = 15, got 30"),
         (TOP, ["arch=llama", "train.optim.schedule=wsd"],
          "train.optim.decay_steps: missing; expected an integer > 0 with schedule wsd"),
-        (TOP, ["task.N=64"], "data.seq_len: expected at least 130, for the test samples of copying(N=64, min_items=16),"
-         " got 18"),
+        (TOP, ["task.N=64"], "data.seq_len: expected at least 130, for the test samples of copying(N=64, min_items=16, "
+         "max_items=None, test_lengths=None), got 18"),
         (TOP, ["task.difficulty=copying-9"], 'unknown copying difficulty "copying-9". Did you mean "copying-32"? '
          "Copying difficulties: copying-32, copying-500."),
         (TOP, ["text={sources: {a: {path: x}}}"],
