@@ -82,12 +82,10 @@ class Attention(Mixer):
         self.state_idx = self.sites.find(OF_MIXER)
         self.add_canons({"q": q_size, "k": kv_size, "v": kv_size}, dict.fromkeys("qkv", self.head_dim))
 
-    @property
-    def window(self) -> int | None:
-        return self.config.window(self.layer_idx)
-
     def add_options(self, width: int) -> None:
-        """The gate on an output of `width` channels, and the sinks, which start at 0."""
+        """The gate on an output of `width` channels, the sinks, which start at 0, and the window."""
+        # An attribute, as code that reads the layer's number would be compiled again for every layer.
+        self.window: int | None = self.config.window(self.layer_idx)
         if self.config.attention_gate:
             self.g_proj = nn.Linear(self.config.hidden_size, width, bias=self.config.attention_bias)
         if self.config.attention_sink:
