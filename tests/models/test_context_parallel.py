@@ -1,17 +1,12 @@
 """Context parallelism: 2, 4 and 8 processes, each with a part of every window, compute what one does."""
 
-import contextlib
-import json
-import os
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from context_parallel_checks import CASES, MODELS, model_of
+from several_processes import results_of
 
 from canonlm.models.build import build
 from canonlm.models.interface import SMALL
@@ -25,18 +20,7 @@ SCRIPT, SECONDS = Path(__file__).with_name("context_parallel_checks.py"), 300
 def errors(tmp_path_factory):
     """The errors of all cases, which one start of processes computes."""
     folder = tmp_path_factory.mktemp("processes")
-    command = [sys.executable, str(SCRIPT), str(folder), str(SECONDS)]
-    first = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, start_new_session=True)
-    try:
-        code = first.wait(SECONDS + 60)
-    except subprocess.TimeoutExpired:
-        code = None
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(first.pid, signal.SIGKILL)
-        first.wait()
-    assert code == 0, "\n".join(log.read_text() for log in sorted(folder.glob("*.log")))
-    return json.loads((folder / "results.json").read_text())
+    return results_of(SCRIPT, folder, seconds=SECONDS, environment={"OMP_NUM_THREADS": "1"})
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,17 +1,12 @@
 """One run on many devices: the valid layouts, none of which changes the numbers (`parallel_checks.py`)."""
 
-import contextlib
 import functools
-import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from parallel_checks import ALONE, FAMILIES, GROUPS, SIZES, Trained, close, run_config, same
+from several_processes import results_of
 from torch.distributed import TCPStore
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -38,18 +33,7 @@ def start(group, folder, seconds):
         "OMP_NUM_THREADS": "1",
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
     }
-    command = [sys.executable, str(SCRIPT), str(folder), group, str(seconds)]
-    first = subprocess.Popen(command, env=os.environ | everywhere, start_new_session=True)
-    try:
-        code = first.wait(seconds + 60)
-    except subprocess.TimeoutExpired:
-        code = None
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(first.pid, signal.SIGKILL)
-        first.wait()
-    assert code == 0, "\n".join((folder / f"{rank}.log").read_text() for rank in range(processes))
-    return json.loads((folder / "results.json").read_text())
+    return results_of(SCRIPT, folder, group, seconds=seconds, environment=everywhere)
 
 
 @pytest.mark.slow

@@ -18,10 +18,10 @@ from canonlm.core.user_code import LIBRARIES, reference_of
 from canonlm.models import hf
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.decoder import Decoder, config_of
+from canonlm.models.fields import GROUPS
 from canonlm.models.interface import LanguageModel, Sizes
 from canonlm.models.mixers.base import MIXERS, Architecture, Mixer, register
 from canonlm.models.modeling import CanonLMForCausalLM
-from canonlm.models.names import GROUPS
 
 
 @few_modules()

@@ -16,12 +16,13 @@ from canonlm.core.errors import InvalidSetting, expected, refused
 from canonlm.models import tensor_parallel
 from canonlm.models.block import DecoderLayer
 from canonlm.models.config import CanonLMConfig
+from canonlm.models.fields import GROUPS, reads
 from canonlm.models.initialize import init_parameters
 from canonlm.models.interface import LanguageModel, Loss, Sizes
 from canonlm.models.mixers import MIXERS
 from canonlm.models.mlp import Experts
 from canonlm.models.modeling import CanonLMForCausalLM
-from canonlm.models.names import GROUPS, check_read, name_of, reads, resolve
+from canonlm.models.names import check_read, name_of, resolve
 from canonlm.models.other_names import FLAT_OPTIONS
 from canonlm.ops.varlen import Documents
 

@@ -15,48 +15,16 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, get_origin
+from typing import Any, NamedTuple
 
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from canonlm.canon import sites as canon_sites
 from canonlm.canon.sites import SHORT_CONV, Variant
 from canonlm.core.errors import expected, unknown
-from canonlm.models.config import OF_CANON, CanonLMConfig
+from canonlm.models.config import CanonLMConfig
+from canonlm.models.fields import FIELDS, GROUPS, lacks, reads
 from canonlm.models.mixers.base import MIXERS, Architecture, Mixer
-from canonlm.models.other_names import FLAT_OPTIONS
-
-GROUPS = {
-    "sizes": {
-        *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"),
-        *("init_seed",),
-    },
-    "unnamed": {"intermediate_size", "pad_token_id", "bos_token_id", "eos_token_id", "use_cache", "arch"},
-    "modifiers": {
-        *("mixers", "canon_set", "canon_sets", *OF_CANON),
-        *("qk_norm", "rope_dim", "rope_heads", "alibi", "mlp", "hidden_act"),
-        *("attention_gate", "attention_sink", "sliding_window", "sliding_layers", "attention_residuals"),
-    },
-    "training": {
-        *("initializer", "initializer_range", "init_base_std", "init_std_factor"),
-        *("z_loss", "z_loss_weight", "router_loss_weight"),
-    },
-    "attention": {
-        *("num_key_value_heads", "head_dim", "rope_dim", "rope_heads", "rope_theta", "alibi", "qk_norm"),
-        *("attention_bias", "attention_dropout", "attention_gate", "attention_sink"),
-        *("sliding_window", "sliding_layers"),
-    },
-}
-"""Fields of `CanonLMConfig` by what they are to a name. sizes: given beside it. unnamed: not part of it, either.
-modifiers: its modifiers can set them. training: they do not matter once a model has its weights. attention: only mixers
-that attend read them (not those of their `ignores`)."""
-
-FIELDS = [
-    name
-    for name, annotation in CanonLMConfig.__annotations__.items()
-    if name not in GROUPS["sizes"] | GROUPS["unnamed"] and get_origin(annotation) is not ClassVar
-]
-"""The fields that a name decides."""
 
 
 class Base(NamedTuple):
@@ -334,36 +302,13 @@ def check_read(config: CanonLMConfig, arch: str, fields: Mapping[str, Any]) -> N
             read = MODIFIERS[modifier].read(value or None, config.head_dim, config.num_attention_heads)
             typed |= dict.fromkeys(read, layers[0].name)
     for key, base in sorted(typed.items()):
-        if (lacks := _lacks(config, key, base)) is not None:
-            raise expected("arch", lacks, arch)
+        if (part := lacks(config, key, base)) is not None:
+            raise expected("arch", part, arch)
     for mixer in (fields.get("mixer_options") or {}).keys() - {*config.mixers}:
         raise expected(f"model.fields.mixer_options.{mixer}", f"a layer of {mixer} to read it", arch)
     for key, value in fields.items():
-        if value is not None and (lacks := _lacks(config, key, layers[0].name)) is not None:
-            raise expected(f"model.fields.{key}", lacks, value)
-
-
-def reads(config: CanonLMConfig, key: str) -> bool:
-    """Whether the value of a field matters in this configuration."""
-    return _lacks(config, key, "") is None
-
-
-def _lacks(config: CanonLMConfig, key: str, base: str) -> str | None:
-    """The part that a configuration lacks to read a field; None if it reads it. base: of its name."""
-    mixers = [MIXERS[mixer] for mixer in config.mixers]
-    if key in GROUPS["attention"] and not any(mixer.attends and key not in mixer.ignores for mixer in mixers):
-        return f"an attention layer to read {key}, as in llama or {base}.llama"
-    convolve = [SHORT_CONV in config.sites(i) and key not in mixer.ignores for i, mixer in enumerate(mixers)]
-    if key == "conv_kernel" and not any(convolve):
-        return f"a short convolution (site {SHORT_CONV}) to read {key}, as in gdn2"
-    if key in OF_CANON and not any(set(config.canons(i)) - {SHORT_CONV} for i in range(len(mixers))):
-        return f"Canon layers to read {key}, as in {base}+canon"
-    if key in ("hidden_act", "mlp_bias") and config.mlp == "none":
-        return f"an MLP to read {key}"
-    if key in FLAT_OPTIONS:
-        known = {option for mixer in mixers for option in mixer.Options.__dataclass_fields__}
-        return None if known & {*FLAT_OPTIONS[key]} else f"a mixer with the option {' or '.join(FLAT_OPTIONS[key])}"
-    return None
+        if value is not None and (part := lacks(config, key, layers[0].name)) is not None:
+            raise expected(f"model.fields.{key}", part, value)
 
 
 # -- settings in braces -----------------------------------------------------------------------------------------------

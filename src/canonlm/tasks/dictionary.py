@@ -76,7 +76,7 @@ class Dictionary(LengthTask):
         """A guess among the values of the keys that came before: right where it hits the key, or an equal value."""
         spec, lengths = self.spec, range(1, self.spec.value_length + 1)
         equal = sum(1 / perm(spec.values, length) for length in lengths) / len(lengths) ** 2
-        right = asked = 0.0
+        right, asked = 0.0, 0.0
         for n in [int(slice["n"])] if slice else self.test_lengths:
             for known, weight in enumerate(_known(n, perm(spec.keys, spec.key_length), spec.noise)[1:], 1):
                 right += weight * (1 / known + (1 - 1 / known) * equal)

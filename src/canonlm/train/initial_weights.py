@@ -19,7 +19,8 @@ from canonlm.train.weights import Weights
 
 class InitialWeights:
     """Gives memory and weights to the parts of a model on the meta device, in order: `place` each block, then the whole
-    model, in every process alike. The device never holds more than one whole part.
+    model, in every process alike. The device never holds more than one whole part; the machine's memory holds the model
+    once, if several processes draw it.
 
     weights: replace initial values; not needed in all processes of a machine. resumed: a checkpoint will overwrite all
     values, so only tensors that checkpoints do not have are drawn.

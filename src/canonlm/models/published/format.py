@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig
 from canonlm.canon.sites import SHORT_CONV
 from canonlm.core.errors import expected, refused
 from canonlm.models.config import CanonLMConfig
-from canonlm.models.names import GROUPS
+from canonlm.models.fields import GROUPS
 from canonlm.models.published.rename import Names
 
 _HOUSEKEEPING = {"architectures", "auto_map", "torch_dtype", "dtype", "transformers_version", "_name_or_path"}
