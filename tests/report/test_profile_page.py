@@ -312,12 +312,14 @@ def test_two_sizes_are_rows_and_their_difference_is_one_sentence(small, large, m
         return score[arch][width] + 0.01 * (seed % 3)
 
     shown = made_up(["llama", "llama+canon"], ["depo"], 20, of_size, sizes=["2L64D", "2L128D"])[-1]
-    assert [task.label for task in shown.tasks] == ["Depo, 2L64D", "Depo, 2L128D"]
+    assert [task.label for task in shown.tasks] == ["Depo (2L64D)", "Depo (2L128D)"]
     assert shown.tasks[0].arms[0].parameters < shown.tasks[1].arms[0].parameters / 2
     gaps = f"{100 * small - 20:.1f} points at 2L64D and {100 * large - 20:.1f} at 2L128D"
     [line] = growth(shown)
     assert line.startswith(f"Depo: llama+canon against llama, {gaps}: {means}; if further runs differ as these do, [")
-    assert line in visible_text(html(shown, "canonlm profile"))
+    text = visible_text(html(shown, "canonlm profile"))
+    assert line in text
+    assert "2 architectures · 1 task · 2 sizes · 20 seeds each" in text
     assert len(verdicts(shown)) == len(noise(shown)) == 2
     few = made_up(["llama", "llama+canon"], ["depo"], 4, of_size, sizes=["2L64D", "2L128D"])[-1]
     assert "at 2L128D: undecided [" in growth(few)[0]

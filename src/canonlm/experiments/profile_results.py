@@ -139,7 +139,7 @@ class TaskProfile:
 
     @property
     def label(self) -> str:
-        return self.name if self.size is None else f"{self.name}, {self.size}"
+        return self.name if self.size is None else f"{self.name} ({self.size})"
 
 
 @dataclass(frozen=True)

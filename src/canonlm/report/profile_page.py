@@ -43,10 +43,11 @@ def html(profile: Profile, command: str) -> str:
     limits = [*lines[answers:], *caveats(profile)]
     blocks: list[Block] = [
         *({"answer": line} for line in lines[:answers]),
+        *({"text": line} for line in growth(profile)),
         _numbers(profile),
         chart("profile", SCORES, scores(profile)),
         *caveat(limits),
-        *fold("Task by task", [{"list": lines} for lines in (verdicts(profile), growth(profile)) if lines]),
+        *fold("Task by task", [{"list": verdicts(profile)}]),
         *fold("How much is noise, and what these seeds can show",
               [{"list": lines} for lines in (noise(profile), planned(profile)) if lines]),
         *fold("At equal steps, FLOPs and seconds", _matched(profile)),
@@ -67,7 +68,8 @@ def _facts(profile: Profile) -> list[str]:
     return [
         f"{profile.done} of {count_of(profile.total, 'run')} done",
         count_of(len(profile.archs), "architecture"),
-        count_of(len(profile.tasks), "task"),
+        count_of(len({task.name for task in profile.tasks}), "task"),
+        *([count_of(sizes, "size")] if (sizes := len({task.size for task in profile.tasks})) > 1 else []),
         f"{count_of(profile.seeds, 'seed')} each",
         *(["quick"] if profile.quick else []),
         *([f"until {percent(profile.until)} are right"] if profile.until else []),
