@@ -9,7 +9,8 @@ import sys
 
 
 def results_of(script, folder, *arguments, seconds, environment):
-    """What `script FOLDER ARGUMENTS SECONDS` writes to `results.json` in the folder; if it fails, its logs there."""
+    """The content of FOLDER/results.json after `script FOLDER ARGUMENTS SECONDS`. AssertionError, with the logs of the
+    processes: it failed, or did not end."""
     command = [sys.executable, str(script), str(folder), *arguments, str(seconds)]
     first = subprocess.Popen(command, env=os.environ | environment, start_new_session=True)
     try:
