@@ -57,7 +57,8 @@ def test_loss_and_gradients(model, packed):
     assert_close(exact[1], logits, atol=1e-3, rtol=0)
     assert narrow[0] == pytest.approx(loss, rel=0.05)
     for name, gradient in gradients.items():
-        assert (exact[2][name] - gradient).abs().max() <= 1e-3 * gradient.abs().max(), name
+        # That of a decay may be a sum of terms which cancel: float32 on the CPU is off by 4e-8, too, where it is 2e-5.
+        assert (exact[2][name] - gradient).abs().max() <= 1e-3 * gradient.abs().max() + 1e-6, name
     cosine = torch.nn.functional.cosine_similarity(
         *(torch.cat([g.flatten() for g in every.values()]) for every in (narrow[2], gradients)), dim=0
     )
@@ -70,10 +71,11 @@ def test_isolated_documents_without_a_mask(small_model, monkeypatch):
     made, make = [], masks.create_causal_mask
     monkeypatch.setattr(masks, "create_causal_mask", lambda **how: made.append(how) or make(**how))
     with torch.no_grad():
-        got = model(input_ids, doc_ids=documents(input_ids), use_cache=False).logits
+        doc_ids = documents(input_ids).cuda()
+        got = model(input_ids, doc_ids=doc_ids, use_cache=False).logits
         assert bool(made) != packed_attention._kernel_is_right(False)
         monkeypatch.setattr(attention, "takes", lambda *_: False)
-        expected = model(input_ids, doc_ids=documents(input_ids), use_cache=False).logits
+        expected = model(input_ids, doc_ids=doc_ids, use_cache=False).logits
     assert made
     assert_close(got, expected, atol=0.5, rtol=0)
 

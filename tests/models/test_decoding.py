@@ -421,3 +421,10 @@ def test_doc_ids_must_cover_the_cache(model):
     in_chunks(model, ids(2, 4), [4], cache)
     with pytest.raises(ValueError, match=r"doc_ids: expected shape \(2, 5\).*got \(2, 1\)"):
         model(ids(2, 1), past_key_values=cache, doc_ids=torch.zeros(2, 1, dtype=torch.long))
+
+
+@pytest.mark.parametrize("key", ["doc_ids", "seq_idx", "attention_mask"])
+def test_tensors_are_where_the_tokens_are(small_model, key):
+    elsewhere = torch.ones(2, 4, dtype=torch.long, device="meta")
+    with pytest.raises(ValueError, match=f"^{key}: expected a tensor on cpu, as the tokens, got 'meta'"):
+        small_model()(ids(2, 4), **{key: elsewhere})

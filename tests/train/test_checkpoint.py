@@ -158,6 +158,26 @@ def test_a_checkpoint_has_the_state_when_save_was_called(tmp_path, monkeypatch):
     assert numbers.are(1)
 
 
+def test_a_stager_that_works_once(tmp_path, monkeypatch):
+    """As in torch 2.11 and 2.12, where each empties its tables after its first use."""
+    stage = checkpoint.DefaultStager.stage
+
+    def stage_and_close(stager, state):
+        staged = stage(stager, state)
+        stager.close()
+        return staged
+
+    monkeypatch.setattr(checkpoint.DefaultStager, "stage", stage_and_close)
+    monkeypatch.setattr(checkpoint, "STAGERS_WORK_ONCE", True)
+    numbers, checkpoints = Numbers(), open_at(tmp_path)
+    for step in (1, 2):
+        numbers.set(step)
+        numbers.save(checkpoints, step)
+    checkpoints.close()
+    assert numbers.load(tmp_path) == 2
+    assert numbers.are(2)
+
+
 def test_one_save_at_a_time_and_the_callback_after_completion(tmp_path):
     numbers, checkpoints, seen, go = Numbers(), open_at(tmp_path), [], threading.Event()
 

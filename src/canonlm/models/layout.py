@@ -34,6 +34,9 @@ def lay_out(
     doc_ids = None if given is None else given.ids
     if given is not None and given.cu_seqlens is not None:
         borders = given.cu_seqlens, given.max_length
+    for key, tensor in {"doc_ids": doc_ids, "seq_idx": seq_idx, "attention_mask": attention_mask}.items():
+        if tensor is not None and tensor.device != h_BTD.device:
+            raise expected(key, f"a tensor on {h_BTD.device}, as the tokens", str(tensor.device))
     batch, time = h_BTD.shape[:2]
     past: int | Tensor = 0 if cache is None else cache.get_seq_length()
     mask = attention_mask if attention_mask is not None and attention_mask.ndim == 2 else None

@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.torch_version import TorchVersion
 
 from canonlm.core import user_code
 from canonlm.core.distributed import World
@@ -44,6 +45,9 @@ State = dict[str, dict[str, Tensor]]
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"step-(\d{8})")
 _log = logging.getLogger(__name__)
+
+STAGERS_WORK_ONCE = TorchVersion(torch.__version__) < (2, 13)
+"""torch 2.11 and 2.12 empty a stager's tables after its first use. Later versions keep its pinned memory for the next."""
 
 # torch warns at every save and load in a single process, where this is intended.
 warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
@@ -79,14 +83,13 @@ class Checkpoints:
         self.folder, self._keep, self._keep_every, self._may_write = folder, keep, keep_every, may_write
         self._ranks = _Ranks(world.rank, world.size)
         pinned = world.device.type == "cuda"
-        self._stager = DefaultStager(
-            StagingOptions(
-                use_pinned_memory=pinned,
-                use_non_blocking_copy=pinned,
-                use_shared_memory=False,
-                use_async_staging=False,  # the next step overwrites what is copied
-            )
+        self._staging = StagingOptions(
+            use_pinned_memory=pinned,
+            use_non_blocking_copy=pinned,
+            use_shared_memory=False,
+            use_async_staging=False,  # the next step overwrites what is copied
         )
+        self._stager = DefaultStager(self._staging)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
 
@@ -103,6 +106,8 @@ class Checkpoints:
         Waits for the previous save, and raises its exceptions (`wait`).
         """
         self.wait()
+        if STAGERS_WORK_ONCE:
+            self._stager = DefaultStager(self._staging)
         state = self._stager.stage(_parts(*get_state_dict(model, optimizer)))
         self._writing = self._thread.submit(self._write, step, state, then)
 
