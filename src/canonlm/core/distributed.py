@@ -1,5 +1,6 @@
 """The processes that train one model: this process's rank, and communication with the others."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 
@@ -56,12 +58,26 @@ class World:
         dist.all_reduce(total)
         return total.tolist()
 
-    def any(self, flag: bool) -> bool:
+    def sum_on_device(self, number: float) -> float | Tensor:
+        """The same of one number, as a float32 tensor on the device: nothing waits for it. In a single process the
+        number itself."""
         if self.size == 1:
-            return flag
-        flags = torch.tensor(int(flag))
-        dist.all_reduce(flags, dist.ReduceOp.MAX)
-        return bool(flags)
+            return number
+        share = number * (self.tp_rank == self.cp_rank == 0)
+        total = torch.full((), share, dtype=torch.float64, device=self.device)
+        dist.all_reduce(total)
+        return total.float()
+
+    def max(self, numbers: list[float]) -> list[float]:
+        """Each number's maximum over all processes."""
+        if self.size == 1:
+            return numbers
+        largest = torch.tensor(numbers, dtype=torch.float64)
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return largest.tolist()
+
+    def any(self, flag: bool) -> bool:
+        return bool(self.max([float(flag)])[0])
 
     def broadcast(self, value: Any) -> Any:
         """The main process's value, in every process; anything that can be pickled."""
@@ -97,3 +113,26 @@ class World:
         except Exception as raised:
             error = raised
         self.raise_on_any_rank(error)
+
+
+class Votes:
+    """Whether any process wants something, such as to stop. All ask at every step; they exchange it about once in
+    VOTE_SECONDS, but at least every MAX_STEPS steps: messages between all machines would cost more in short steps."""
+
+    VOTE_SECONDS = 1.0
+    MAX_STEPS = 100
+
+    def __init__(self, world: World, step: int) -> None:
+        self._world, self._last, self._next, self._since = world, step, step, time.monotonic()
+
+    def any(self, flag: bool, step: int) -> bool:
+        """False at steps without an exchange. In a single process, the flag."""
+        if self._world.size == 1:
+            return flag
+        if step < self._next:
+            return False
+        seconds = (time.monotonic() - self._since) / max(1, step - self._last)
+        wanted, slowest = self._world.max([float(flag), seconds])
+        steps = min(self.MAX_STEPS, int(self.VOTE_SECONDS / slowest) if slowest > 0 else self.MAX_STEPS)
+        self._last, self._next, self._since = step, step + max(1, steps), time.monotonic()
+        return bool(wanted)

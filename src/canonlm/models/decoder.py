@@ -63,7 +63,7 @@ class Decoder(LanguageModel):
         input_ids: Tensor,
         targets: Tensor,
         documents: Documents | None,
-        num_targets: float,
+        num_targets: float | Tensor,
     ) -> Loss:
         span, time = self.span, input_ids.shape[1]
         if span is not None and (time % span.size or time // span.size < self._reach):

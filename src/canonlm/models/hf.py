@@ -134,7 +134,7 @@ class ForeignModel(LanguageModel):
         input_ids: Tensor,
         targets: Tensor,
         documents: Documents | None,
-        num_targets: float,
+        num_targets: float | Tensor,
     ) -> Loss:
         head = self.module.get_output_embeddings()
         bytes_of_logits = 4 * targets.numel() * self.module.config.get_text_config().vocab_size

@@ -76,7 +76,7 @@ class LanguageModel(ABC):
         input_ids: Tensor,
         targets: Tensor,
         documents: Documents | None,
-        num_targets: float,
+        num_targets: float | Tensor,
     ) -> Loss:
         """The sum of the targets' losses divided by `num_targets`, without holding all logits if the model can. Inputs
         are `[B, T]`; nothing crosses from one document to another. Documents that are counted on the CPU save waiting

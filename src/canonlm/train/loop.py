@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from filelock import Timeout
 
-from canonlm.core.distributed import World
+from canonlm.core.distributed import Votes, World
 from canonlm.core.errors import expected
 from canonlm.core.files import append, lock, make_folder, remove_leftovers, write_json
 from canonlm.data.windows import batches
@@ -207,6 +207,7 @@ class _Run:
             ranks=world.dp_size,
             prepare=partial(prepare, micro_batch_size=self.config.parallel.micro_batch_size, device=world.device),
         )
+        votes = Votes(world, self.step)
         with closing(portions), Profile(self.config.profile, self.folder, world.rank, self.step) as profile:
             for portion in self.clock.waiting(portions):
                 numbers = self._optimize(portion)
@@ -216,9 +217,9 @@ class _Run:
                 last = self.step == settings.steps
                 if self.step % settings.log_every == 0 or last:
                     self._log(numbers)
-                # Read once per step, so that all processes that report a saved state have saved it.
+                # Read once, so that all processes that report a saved state have saved it.
                 failed = self.checkpoints.failed or self.shards.failed
-                if stop := world.any(self.signals.received is not None or failed):
+                if stop := votes.any(self.signals.received is not None or failed, self.step):
                     self.checkpoints.wait()  # raises what failed, in every process
                     self.shards.check()
                 cut_off = False
@@ -264,7 +265,7 @@ class _Run:
         causality.seed_all(dropout_seed % 2**63)
         self.module.train()
         # The loss of the global batch is the mean over its targets; gradients are averaged over processes.
-        targets = world.sum([float(portion.num_targets)])[0] / world.dp_size
+        targets = world.sum_on_device(float(portion.num_targets)) / world.dp_size
         losses, z_losses = [], []
         for index, part in enumerate(portion.micro_batches):
             last_micro_batch(self.module, index == len(portion.micro_batches) - 1)
