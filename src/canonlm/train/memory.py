@@ -35,7 +35,7 @@ class Memory:
     """The parts, in bytes."""
 
     parameters: float  # in float32, this device's shard
-    gradients: float  # the same; not sharded during gradient accumulation
+    gradients: float  # the same
     optimizer: float  # AdamW's two averages
     gathered: float  # in the precision of the forward pass: embedding, head, two blocks; a block's gradient in transit
     activations: float  # kept for the backward pass
