@@ -1,5 +1,7 @@
 """Decoders on a GPU for which the host must not wait: decoding steps in a graph, training batches, equal runs."""
 
+import shutil
+
 import pytest
 import torch
 from transformers import StaticCache
@@ -45,6 +47,17 @@ def test_repeated_steps_are_bitwise_equal(device, tiny, tmp_path, compiled):
         torch._dynamo.reset()
         train(run, tmp_path / name)
     tiny.same(tmp_path / "one", tmp_path / "two")
+
+
+def test_a_run_saves_often_and_continues(device, tiny, tmp_path):
+    settings = {"steps": 12, "log_every": 1, "eval_every": 12, "checkpoint_every": 4, "device": device.type}
+    run, whole, cut = tiny(train=settings), tmp_path / "whole", tmp_path / "cut"
+    train(run, whole)
+    shutil.copytree(whole, cut)
+    (cut / "result.json").unlink()
+    shutil.rmtree(cut / "checkpoints/step-00000012")
+    train(run, cut)
+    tiny.same(whole, cut)
 
 
 def test_batches_are_pinned(device, tiny, tmp_path, monkeypatch):
