@@ -141,7 +141,7 @@ def test_the_loss_at_the_start(name, above):
     sizes = [*sizes, "model.num_hidden_layers=2", "model.hidden_size=128", "model.fields.intermediate_size=256"]
     run = load(find(name), [*sizes, f"model.vocab_size={vocab}", "data.seq_len=128"])
     model = build_model(run).module.eval()
-    tokens = torch.randint(vocab, (4, 128), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(vocab, (16, 128), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         logits = model(tokens, use_cache=False).logits[:, :-1].flatten(0, 1)
     loss = float(torch.nn.functional.cross_entropy(logits, tokens[:, 1:].flatten()))

@@ -13,11 +13,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from torch.testing import assert_close
 from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 
 from canonlm.models.mixers import MIXERS
 
+OLD_CACHES = Version(transformers.__version__) < Version("5.18")
 OPTIONS = {
     "gla": {"linear_num_key_value_heads": 1, "clamp_min": -0.5},
     "mamba2": {"mamba_state_size": 16},
@@ -326,6 +329,8 @@ PACKED = {"documents=one": False, "documents=packed": True}
 
 @cases(removed=[1, 3, 6], packed=PACKED, recorded_from=[0, 8])
 def test_cropping_is_exact(model, removed, packed, recorded_from):
+    if model.config.sliding_window is not None and OLD_CACHES:
+        pytest.skip("this version of transformers keeps more of a recorded window than its mask shows")
     tokens, doc_ids = ids(2, 14), DOCUMENTS if packed else None
     expected = documents_alone(model, tokens, DOCUMENTS) if packed else whole(model, tokens)
     cache = dynamic(model)
@@ -377,7 +382,7 @@ def test_reset(model, cache):
     cache = cache(model)
     in_chunks(model, ids(2, 8), [5, 3], cache)
     cache.reset()
-    if cache.get_seq_length() != 0:
+    if OLD_CACHES and isinstance(cache, DynamicCache):
         pytest.skip("this version of transformers does not reset dynamic attention caches")
     tokens = ids(2, 7)
     assert_close(in_chunks(model, tokens, [2, 1, 4], cache), whole(model, tokens), **EXACT)
