@@ -1,14 +1,15 @@
 """Which benchmarks of the 64 published models show what? A mixed model for each of them.
 
-    pip install statsmodels
     python benchmarks/published_models.py
 
     score = size + family + tokens + log2(rate) + Canon + group + group:Canon + rest
 
-A group is a family at one size and one number of tokens; it has two or three learning rates, each with and without Canon
-layers. Groups, and the gain by Canon within them, are random; so the gain's interval says what to expect of another such
-group (t with a degree of freedom per group but one). The rest is what two trainings differ by that have all this in
-common, which is compared with the spread of the paper's eight seeds of one model of 1.3B parameters and 100B tokens.
+A group is a family at one size and one number of tokens; it has two or three learning rates, each with and without
+Canon layers. Groups, and the gain by Canon within them, are random; so the gain's interval says what to expect of
+another such group (t, with a degree of freedom per group but one). The rest is what two trainings differ by that have
+all this in common, which is compared with the spread of the paper's eight seeds of one model of 1.3B parameters and
+100B tokens.
+
 Writes benchmarks/results/published-models.json, and prints the table of docs/experiments.md.
 """
 
@@ -93,7 +94,9 @@ def main() -> None:
         results[benchmark] = found._asdict() | {"seeds": spread_of_seeds(benchmark)}
     holds, *_ = multipletests([found["p"] for found in results.values()], method="holm")
     write_text(RESULT, json.dumps(results, indent=1) + "\n")
-    print("| benchmark | gain by Canon | differs between groups by | one training | eight seeds | gain / one training |")
+    print(
+        "| benchmark | gain by Canon | differs between groups by | one training | eight seeds | gain / one training |"
+    )
     print("|---|---|---|---|---|---|")
     held = dict(zip(results, holds, strict=True))
     for name, r in sorted(results.items(), key=lambda item: -item[1]["canon"] / item[1]["rest"]):

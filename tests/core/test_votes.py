@@ -7,7 +7,7 @@ from canonlm.core.distributed import Votes
 
 
 class Together:
-    """`size` processes whose calls of `max` meet, on one clock."""
+    """A world of `size` processes on one clock."""
 
     def __init__(self, size, monkeypatch):
         self.size, self.now, self.exchanges, self.given = size, 0.0, 0, []
@@ -15,16 +15,15 @@ class Together:
         self.votes = [Votes(self, step=0) for _ in range(size)]
 
     def max(self, numbers):
-        """Called once by each in turn: the first ones get what the last one completes, as `answers` asks twice."""
         self.given.append(numbers)
         return [max(column) for column in zip(*self.given, strict=True)]
 
     def answers(self, step, wants):
-        """Each process's answer at a step, with what it has given counted for all."""
+        """Each process's answer at a step. `max` answers the first one before the others call it: so it knows what all
+        want, and all have taken as long."""
         self.given = [[float(flag), 0.0] for flag in wants]
-        before = len(self.given)
         found = [vote.any(flag, step) for vote, flag in zip(self.votes, wants, strict=True)]
-        self.exchanges += len(self.given) > before
+        self.exchanges += len(self.given) > self.size
         return found
 
 

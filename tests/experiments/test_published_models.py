@@ -41,7 +41,9 @@ def test_finds_what_was_drawn(script):
     for _ in range(20):
         level, gain = rng.normal(0, 3, len(groups)), rng.normal(1, 0.5, len(groups))
         score = []
-        for *group, rate, canon in zip(*(about[key] for key in ("size", "family", "tokens", "rate", "canon")), strict=True):
+        for *group, rate, canon in zip(
+            *(about[key] for key in ("size", "family", "tokens", "rate", "canon")), strict=True
+        ):
             at = groups.index(tuple(group))
             score.append(50 + level[at] + 0.3 * rate + canon * gain[at] + rng.normal(0, 0.4))
         found.append(script["fit"](about | {"score": score}))

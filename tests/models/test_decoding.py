@@ -431,5 +431,5 @@ def test_doc_ids_must_cover_the_cache(model):
 @pytest.mark.parametrize("key", ["doc_ids", "seq_idx", "attention_mask"])
 def test_tensors_are_where_the_tokens_are(small_model, key):
     elsewhere = torch.ones(2, 4, dtype=torch.long, device="meta")
-    with pytest.raises(ValueError, match=f"^{key}: expected a tensor on cpu, as the tokens, got \"meta\""):
+    with pytest.raises(ValueError, match=f'^{key}: expected a tensor on cpu, as the tokens, got "meta"'):
         small_model()(ids(2, 4), **{key: elsewhere})

@@ -47,7 +47,7 @@ _NAME = re.compile(r"step-(\d{8})")
 _log = logging.getLogger(__name__)
 
 STAGERS_WORK_ONCE = TorchVersion(torch.__version__) < "2.13"
-"""torch 2.11 and 2.12 empty a stager's tables after its first use. Later versions keep its pinned memory for the next."""
+"""torch 2.11 and 2.12 empty a stager's tables after its first use. Later ones keep its pinned memory for the next."""
 
 # torch warns at every save and load in a single process, where this is intended.
 warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
