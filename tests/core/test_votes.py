@@ -1,4 +1,4 @@
-"""What any process wants, all do at the same step; they exchange it about once a second."""
+"""The answers of all processes are the same at each step, and they exchange them about once a second."""
 
 import pytest
 
@@ -22,9 +22,9 @@ class Together:
         """Each process's answer at a step. `max` answers the first one before the others call it: so it knows what all
         want, and all have taken as long."""
         self.given = [[float(flag), 0.0] for flag in wants]
-        found = [vote.any(flag, step) for vote, flag in zip(self.votes, wants, strict=True)]
+        answers = [vote.any(flag, step) for vote, flag in zip(self.votes, wants, strict=True)]
         self.exchanges += len(self.given) > self.size
-        return found
+        return answers
 
 
 @pytest.mark.parametrize(("seconds", "exchanges"), [(0.001, 13), (0.1, 106), (3.0, 1000)])
