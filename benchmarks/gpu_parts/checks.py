@@ -50,7 +50,7 @@ def tests(device: Device, out: Path) -> Iterator[Row]:
                 yield Row("test", {"name": name}, float(states[name] == "PASSED"), "passed")
     failed, count = [name for name, state in states.items() if state != "PASSED"], len(states)
     if failed or not count:
-        raise RuntimeError(f"{len(failed)} of {count} tests failed, see {out / 'tests.txt'}: {', '.join(failed)}")
+        raise RuntimeError(f"{len(failed)} of {count} tests failed, see tests.txt: {', '.join(failed)}")
     yield Row("tests that passed", {}, count, "tests")
 
 

@@ -14,8 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 @dataclass(frozen=True)
 class World:
-    """This process among all of them. Its methods communicate over the CPU: they neither use the device nor wait for
-    it."""
+    """This process among all of them. Its methods communicate over the CPU, and neither use the device nor wait for it;
+    `sum_on_device` alone communicates there."""
 
     device: torch.device
     rank: int = 0
@@ -133,6 +133,6 @@ class Votes:
             return False
         seconds = (time.monotonic() - self._since) / max(1, step - self._last)
         wanted, slowest = self._world.max([float(flag), seconds])
-        steps = min(self.MAX_STEPS, int(self.VOTE_SECONDS / slowest) if slowest > 0 else self.MAX_STEPS)
-        self._last, self._next, self._since = step, step + max(1, steps), time.monotonic()
+        steps = min(max(1, int(self.VOTE_SECONDS / max(slowest, 1e-6))), self.MAX_STEPS)
+        self._last, self._next, self._since = step, step + steps, time.monotonic()
         return bool(wanted)
