@@ -135,6 +135,7 @@ def test_the_example_of_the_docs(tmp_path, monkeypatch, capsys):
         row = evaluation(800, {("k", 1): (right, 1000)})
         write_run(tmp_path / "runs" / "depo-tiny" / "runs" / name, arch=arch, seed=ord(name), evals=[row])
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(canonlm, "play", lambda *_, **__: None)  # tests/cli/test_from_python.py has it
     exec(code, {})
     printed = capsys.readouterr().out
     assert all(number in printed for number in ("llama+canon", "0.8", "2", "0.1"))

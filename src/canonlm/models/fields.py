@@ -50,8 +50,9 @@ def lacks(config: CanonLMConfig, key: str, base: str) -> str | None:
     mixers = [MIXERS[mixer] for mixer in config.mixers]
     if key in GROUPS["attention"] and not any(mixer.attends and key not in mixer.ignores for mixer in mixers):
         return f"an attention layer to read {key}, as in llama or {base}.llama"
-    convolve = [SHORT_CONV in config.sites(i) and key not in mixer.ignores for i, mixer in enumerate(mixers)]
-    if key == "conv_kernel" and not any(convolve):
+    if key == "conv_kernel" and not any(
+        SHORT_CONV in config.sites(i) and key not in mixer.ignores for i, mixer in enumerate(mixers)
+    ):
         return f"a short convolution (site {SHORT_CONV}) to read {key}, as in gdn2"
     if key in OF_CANON and not any(set(config.canons(i)) - {SHORT_CONV} for i in range(len(mixers))):
         return f"Canon layers to read {key}, as in {base}+canon"
