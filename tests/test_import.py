@@ -109,6 +109,7 @@ NEED_EXTRAS = {
 }
 
 
+@pytest.mark.slow
 def test_the_core_needs_no_extra(tiny, tmp_path):
     """One process in which the extras cannot be imported goes through every public door."""
     tiny.yaml(tmp_path / "run.yaml", train={"steps": 2})

@@ -371,9 +371,7 @@ def test_a_killed_worker_changes_no_result(tiny, tmp_path, start):
     """Two workers, four trainings, kill -9 of one while it has two of them; losses and weights to the bit."""
     settings = {"checkpoint_every": 25, "eval_every": 50}
     # seed0 is long enough that the kill finds it in the middle, however the machine divides its time.
-    configs = {
-        f"seed{seed}": tiny(train={**settings, "steps": 50 if seed else 400, "seed": seed}) for seed in range(4)
-    }
+    configs = {f"seed{seed}": tiny(train={**settings, "steps": 50 if seed else 400, "seed": seed}) for seed in range(4)}
     root = tmp_path / "many"
     first = start(_work, root, configs)
     metrics = root / "seed0" / "metrics.jsonl"

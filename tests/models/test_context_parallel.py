@@ -23,6 +23,7 @@ def errors(tmp_path_factory):
     return results_of(SCRIPT, folder, seconds=SECONDS, environment={"OMP_NUM_THREADS": "1"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_several_processes_equal_one(errors, case):
     of_loss, of_gradients, name = errors[case]

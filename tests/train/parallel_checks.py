@@ -399,7 +399,7 @@ GROUPS: dict[str, tuple[int, dict[tuple[int, ...], Checks]]] = {
         {
             (1, 1): [
                 *((starts_alike, family) for family in FAMILIES),
-                *((follows, family) for family in ("llama", "hybrid", "moe", "tied", "attnres")),
+                *((follows, family) for family in ("llama", "moe", "attnres")),
                 *((follows, arch, "FOREIGN") for arch in FOREIGN),
                 *((computes_in_bf16, family) for family in ("llama", "mamba2")),
                 *((recomputes, mode) for mode in ("selective", "full")),
@@ -412,8 +412,8 @@ GROUPS: dict[str, tuple[int, dict[tuple[int, ...], Checks]]] = {
             ],
             (2, 1): [
                 *((starts_alike, family, "TENSOR_PARALLEL") for family in TENSOR_PARALLEL),
-                *((follows, family, "TENSOR_PARALLEL") for family in ("biases", "sites", "rwkv7", "mamba")),
-                *((recomputes, mode) for mode in ("selective", "full")),
+                *((follows, family, "TENSOR_PARALLEL") for family in ("biases", "rwkv7")),
+                (recomputes, "selective"),
                 (computes_in_bf16, "llama"),
                 (repeats,),
                 (talks,),
@@ -421,8 +421,8 @@ GROUPS: dict[str, tuple[int, dict[tuple[int, ...], Checks]]] = {
             ],
             (1, 1, 2): [
                 *((starts_alike, family) for family in ("llama", "mamba2", "hybrid", "attnres", "sites")),
-                *((follows, family) for family in ("llama", "gla")),
-                *((recomputes, mode) for mode in ("selective", "full")),
+                (follows, "llama"),
+                (recomputes, "full"),
                 (computes_in_bf16, "llama"),
                 (accumulates,),
                 (repeats,),

@@ -47,14 +47,15 @@ def reads(config: CanonLMConfig, key: str) -> bool:
 
 def lacks(config: CanonLMConfig, key: str, base: str) -> str | None:
     """The part that a configuration lacks to read a field; None if it reads it. base: of its name."""
-    mixers = [MIXERS[mixer] for mixer in config.mixers]
+    layers = config.mixers
+    mixers = [MIXERS[mixer] for mixer in dict.fromkeys(layers)]
     if key in GROUPS["attention"] and not any(mixer.attends and key not in mixer.ignores for mixer in mixers):
         return f"an attention layer to read {key}, as in llama or {base}.llama"
     if key == "conv_kernel" and not any(
-        SHORT_CONV in config.sites(i) and key not in mixer.ignores for i, mixer in enumerate(mixers)
+        SHORT_CONV in config.sites(i) and key not in MIXERS[mixer].ignores for i, mixer in enumerate(layers)
     ):
         return f"a short convolution (site {SHORT_CONV}) to read {key}, as in gdn2"
-    if key in OF_CANON and not any(set(config.canons(i)) - {SHORT_CONV} for i in range(len(mixers))):
+    if key in OF_CANON and not any(set(config.canons(i)) - {SHORT_CONV} for i in range(len(layers))):
         return f"Canon layers to read {key}, as in {base}+canon"
     if key in ("hidden_act", "mlp_bias") and config.mlp == "none":
         return f"an MLP to read {key}"
