@@ -240,5 +240,10 @@ def config_of(arch: str, sizes: Sizes, seed: int, *, saved: bool = False) -> Can
         raise InvalidSetting(f"model.fields.{error.key}", f"model.fields.{error}") from None
     if not saved:
         check_read(config, arch, sizes.fields)
-    config.arch = name_of(config)
+    if (key := f"{arch} {sizes}") not in _names:
+        _names[key] = name_of(config)
+    config.arch = _names[key]
     return config
+
+
+_names: dict[str, str] = {}  # a run asks for its configuration several times, and a name takes a tenth of a second
