@@ -8,7 +8,7 @@ from rich.console import Console
 
 from canonlm.report import load_play, write_report
 from canonlm.report.table import tables
-from canonlm.report.text_section import scores_blocks
+from canonlm.report.text_section import answer, scores_blocks
 
 LOSSES = {  # (arch, lr): by seed
     ("llama", 0.001): (2.0, 2.2, 2.4), ("llama", 0.003): (1.9, 2.3, 2.1),
@@ -51,6 +51,14 @@ def test_each_architecture_at_its_best_rate(played):
     assert shown["head"][3:] == ["loss (web)", "bits per byte (web)", "1hop-0k"]
     assert [row[0] for row in shown["rows"]] == ["llama+canon", "llama"]
     assert [row[-1] if isinstance(row[-1], str) else row[-1]["share"] for row in shown["rows"]] == ["–", 35.0]
+
+
+def test_equal_digits_have_no_winner(tmp_path):
+    for arch, loss in (("llama", 2.1001), ("llama+canon", 2.1004), ("gla5", 2.2)):
+        evals = [text_evaluation(10, {"web": (loss, loss, 1000)})]
+        write_text_run(tmp_path / "runs" / arch, arch=arch, lr=0.001, seed=0, evals=evals, steps=10)
+    [section] = load_play(tmp_path).texts
+    assert answer(section).startswith("llama and llama+canon have the lowest loss on held-out text: llama 2.100 (1 run)")
 
 
 def test_the_page_and_the_terminal_have_the_table(played):

@@ -75,7 +75,10 @@ def answer(section: Section) -> str:
     if len(ranked) == 1:
         return f"Loss on held-out text: {losses}."
     certainty = "the intervals below show how sure that is" if _adds_to_runs(section) else "single runs prove nothing"
-    return f"{ranked[0][0].arch} has the lowest loss on held-out text: {losses}; {certainty}."
+    shown_lowest = f"{ranked[0][1].mean:.3f}"
+    lowest = [rate.arch for rate, loss in ranked if f"{loss.mean:.3f}" == shown_lowest]
+    verb = "has" if len(lowest) == 1 else "have"  # what the digits do not tell apart has no winner
+    return f"{listed(lowest[:MAX_NAMED])} {verb} the lowest loss on held-out text: {losses}; {certainty}."
 
 
 def scores_blocks(section: Section) -> list[Block]:
