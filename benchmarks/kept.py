@@ -1,4 +1,5 @@
-"""Final scores in the kept rows of an experiment: `python benchmarks/kept.py copying-micro first=all [SEED_SET]`."""
+"""Final scores in the kept rows of an experiment: `python benchmarks/kept.py copying-micro first=all [SEED_SET
+[FIRST_SEED]]`."""
 
 import csv
 import sys
@@ -9,11 +10,12 @@ from canonlm.experiments.grid import SEEDS_OF_A_SET
 from canonlm.experiments.ledger import OWN_RESULTS
 
 
-def scores(setting: str, slice_: str, seed_set: str = "0") -> dict[tuple[str, str, str], list[float]]:
+def scores(setting: str, slice_: str, seed_set: str = "0", first_seed: str = "0") -> dict[tuple[str, str, str], list[float]]:
     """Accuracies at the end of training, in percent and ascending, by architecture, size and learning rate."""
     with (OWN_RESULTS / f"{setting}.csv").open(newline="", encoding="utf-8") as file:
         fresh = (row for row in csv.DictReader(file) if row["split"] == "test")
-        rows = [row for row in fresh if int(row["seed"]) // SEEDS_OF_A_SET == int(seed_set)]
+        first = SEEDS_OF_A_SET * int(seed_set) + int(first_seed)
+        rows = [row for row in fresh if first <= int(row["seed"]) < SEEDS_OF_A_SET * (int(seed_set) + 1)]
     last = {row["run"]: row for row in sorted(rows, key=lambda row: int(row["step"]))}
     by_arm = defaultdict(list)
     for row in last.values():
