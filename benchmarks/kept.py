@@ -10,7 +10,9 @@ from canonlm.experiments.grid import SEEDS_OF_A_SET
 from canonlm.experiments.ledger import OWN_RESULTS
 
 
-def scores(setting: str, slice_: str, seed_set: str = "0", first_seed: str = "0") -> dict[tuple[str, str, str], list[float]]:
+def scores(
+    setting: str, slice_: str, seed_set: str = "0", first_seed: str = "0"
+) -> dict[tuple[str, str, str], list[float]]:
     """Accuracies at the end of training, in percent and ascending, by architecture, size and learning rate."""
     with (OWN_RESULTS / f"{setting}.csv").open(newline="", encoding="utf-8") as file:
         fresh = (row for row in csv.DictReader(file) if row["split"] == "test")

@@ -58,7 +58,9 @@ def test_equal_digits_have_no_winner(tmp_path):
         evals = [text_evaluation(10, {"web": (loss, loss, 1000)})]
         write_text_run(tmp_path / "runs" / arch, arch=arch, lr=0.001, seed=0, evals=evals, steps=10)
     [section] = load_play(tmp_path).texts
-    assert answer(section).startswith("llama and llama+canon have the lowest loss on held-out text: llama 2.100 (1 run)")
+    assert answer(section).startswith(
+        "llama and llama+canon have the lowest loss on held-out text: llama 2.100 (1 run)"
+    )
 
 
 def test_the_page_and_the_terminal_have_the_table(played):
