@@ -203,6 +203,10 @@ def fields_of(config: CanonLMConfig, arch: str) -> Sizes:
     return replace(sizes, fields=fields)
 
 
+_names: dict[str, str] = {}
+"""By architecture and sizes: a run asks for its configuration several times, and a name takes a tenth of a second."""
+
+
 def config_of(arch: str, sizes: Sizes, seed: int, *, saved: bool = False) -> CanonLMConfig:
     """The configuration of one of our architectures at those sizes. InvalidSetting if they do not fit together, and for
     settings without effect, which runs that are `saved` may have."""
@@ -244,6 +248,3 @@ def config_of(arch: str, sizes: Sizes, seed: int, *, saved: bool = False) -> Can
         _names[key] = name_of(config)
     config.arch = _names[key]
     return config
-
-
-_names: dict[str, str] = {}  # a run asks for its configuration several times, and a name takes a tenth of a second

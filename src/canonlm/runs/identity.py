@@ -9,7 +9,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 from canonlm.core.errors import readable, shown
@@ -59,7 +58,7 @@ def flat(config: Config) -> dict[str, Any]:
     return settings_by_key
 
 
-def settings(config: Config, without: tuple[str, ...] = NOT_IN_IDENTITY) -> dict[str, Any]:
+def settings(config: Config, without: Collection[str] = NOT_IN_IDENTITY) -> dict[str, Any]:
     """The settings that are set, by dotted keys, without those in `without`, or in groups of it. The paths of text and
     weights do not count."""
     return {
@@ -179,8 +178,7 @@ def _hash(values: Mapping[str, Any]) -> str:
     return digest("\n".join(pairs))[:12]
 
 
-@lru_cache(4096)  # thousands of runs have the same keys
-def _among(key: str, names: tuple[str, ...]) -> bool:
+def _among(key: str, names: Collection[str]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
