@@ -1,5 +1,7 @@
-"""Final scores in the kept rows of an experiment: `python benchmarks/kept.py copying-micro first=all [SEED_SET
-[FIRST_SEED]]`."""
+"""Final scores in the kept rows of a setting, of its seeds from FIRST_SEED on.
+
+python benchmarks/kept.py copying-micro first=all [SEED_SET [FIRST_SEED]]
+"""
 
 import csv
 import sys

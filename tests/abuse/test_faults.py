@@ -1,4 +1,4 @@
-"""Kills and faults while commands run: a few in `make test-all`, the whole matrix of kills with `make kills`."""
+"""Kills and faults while commands run: one kill of each in `make test-all`, the whole matrix with `make kills`."""
 
 import json
 import os

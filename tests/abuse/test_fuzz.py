@@ -1,4 +1,4 @@
-"""Every command on damaged folders: a few times in `make test-all`, for any time with `make fuzz`."""
+"""Every command on damaged folders: once in `make test-all`, for any time with `make fuzz`."""
 
 import json
 import subprocess

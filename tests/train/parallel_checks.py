@@ -413,7 +413,7 @@ GROUPS: dict[str, tuple[int, dict[tuple[int, ...], Checks]]] = {
             (2, 1): [
                 *((starts_alike, family, "TENSOR_PARALLEL") for family in TENSOR_PARALLEL),
                 *((follows, family, "TENSOR_PARALLEL") for family in ("biases", "rwkv7")),
-                (recomputes, "selective"),
+                *((recomputes, mode) for mode in ("selective", "full")),
                 (computes_in_bf16, "llama"),
                 (repeats,),
                 (talks,),
@@ -422,7 +422,7 @@ GROUPS: dict[str, tuple[int, dict[tuple[int, ...], Checks]]] = {
             (1, 1, 2): [
                 *((starts_alike, family) for family in ("llama", "mamba2", "hybrid", "attnres", "sites")),
                 (follows, "llama"),
-                (recomputes, "full"),
+                *((recomputes, mode) for mode in ("selective", "full")),
                 (computes_in_bf16, "llama"),
                 (accumulates,),
                 (repeats,),

@@ -39,7 +39,7 @@ TINY = {
 }
 DEMO = [("copying", "llama+canon=A"), ("depo", "llama"), ("depo", "llama+canon")]
 STEPS = {"tiny": 60, "demo": 100, "debug": 40}
-"""The number of steps that are recorded; runs may be longer."""
+"""The number of steps that are compared; runs may be longer."""
 
 
 def runs():

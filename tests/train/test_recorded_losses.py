@@ -1,4 +1,4 @@
-"""The first losses are those recorded before the trainer was rebuilt, to the bit on the machine that recorded them."""
+"""Losses are those recorded before the trainer was rebuilt, to the bit on the machine that recorded them."""
 
 import json
 
@@ -24,8 +24,10 @@ def in_pytorch(monkeypatch):
 )
 def test_the_same_losses(name, config):
     recorded = RECORDED["runs"][name]
-    same = machine() == RECORDED["machine"]
+    if machine() == RECORDED["machine"]:
+        assert losses(name, config) == recorded
+        return
     # On other machines sums round differently, and training amplifies that: on an AMD EPYC, gradient norms agreed for
     # 22 steps, and were 60 % off after 40.
     for step, numbers in losses(name, config, 20).items():
-        assert numbers == (recorded[step] if same else pytest.approx(recorded[step], rel=5e-3)), step
+        assert numbers == pytest.approx(recorded[step], rel=5e-3), step

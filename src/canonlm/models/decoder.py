@@ -203,10 +203,6 @@ def fields_of(config: CanonLMConfig, arch: str) -> Sizes:
     return replace(sizes, fields=fields)
 
 
-_names: dict[str, str] = {}
-"""By architecture and sizes: a run asks for its configuration several times, and a name takes a tenth of a second."""
-
-
 def config_of(arch: str, sizes: Sizes, seed: int, *, saved: bool = False) -> CanonLMConfig:
     """The configuration of one of our architectures at those sizes. InvalidSetting if they do not fit together, and for
     settings without effect, which runs that are `saved` may have."""
@@ -244,7 +240,5 @@ def config_of(arch: str, sizes: Sizes, seed: int, *, saved: bool = False) -> Can
         raise InvalidSetting(f"model.fields.{error.key}", f"model.fields.{error}") from None
     if not saved:
         check_read(config, arch, sizes.fields)
-    if (key := f"{arch} {sizes}") not in _names:
-        _names[key] = name_of(config)
-    config.arch = _names[key]
+    config.arch = name_of(config)
     return config

@@ -75,9 +75,8 @@ def answer(section: Section) -> str:
     if len(ranked) == 1:
         return f"Loss on held-out text: {losses}."
     certainty = "the intervals below show how sure that is" if _adds_to_runs(section) else "single runs prove nothing"
-    shown_lowest = f"{ranked[0][1].mean:.3f}"
-    lowest = [rate.arch for rate, loss in ranked if f"{loss.mean:.3f}" == shown_lowest]
-    verb = "has" if len(lowest) == 1 else "have"  # what the digits do not tell apart has no winner
+    lowest = [rate.arch for rate, _ in ranked[: _number_of_lowest(ranked)]]
+    verb = "has" if len(lowest) == 1 else "have"
     return f"{listed(lowest[:MAX_NAMED])} {verb} the lowest loss on held-out text: {losses}; {certainty}."
 
 
@@ -96,7 +95,8 @@ def scores_blocks(section: Section) -> list[Block]:
         for rate, loss in ranked
     ]  # fmt: skip
     tried = max(sum(rate.score is not None for rate in a.rates) for a in section.architectures)
-    marks = ["best"] if len({loss.mean for _, loss in ranked}) > 1 else []
+    best = _number_of_lowest(ranked)
+    marks = ["best"] * best if best < len(ranked) else []
     head = ["architecture", "learning rate", "runs", *losses, *years]
     return [table(head, rows, marks), {"text": NOTE.format(bias=of_choosing(tried))}]
 
@@ -125,6 +125,12 @@ def _ranked(section: Section) -> list[tuple[Rate, Spread]]:
     """The best rate of each architecture with its loss on all held-out text, the lowest loss first."""
     rates = [(a.best, a.best.score) for a in section.architectures if a.best and a.best.score]
     return sorted(rates, key=lambda rate: rate[1].mean)
+
+
+def _number_of_lowest(ranked: Sequence[tuple[Rate, Spread]]) -> int:
+    """How many have the lowest loss, in the digits that are shown."""
+    shown = [f"{loss.mean:.3f}" for _, loss in ranked]
+    return shown.count(shown[0])
 
 
 def _adds_to_runs(section: Section) -> bool:
