@@ -58,6 +58,10 @@ class Decoder(LanguageModel):
     def blocks(self) -> dict[str, nn.Module]:
         return {f"model.layers.{name}": layer for name, layer in self.module.model.layers.named_children()}
 
+    @property
+    def ends(self) -> list[nn.Module]:
+        return [] if self._config.tie_word_embeddings else [self.module.model.embed_tokens, self.module.lm_head]
+
     def loss(
         self,
         input_ids: Tensor,

@@ -144,7 +144,7 @@ class ForeignModel(LanguageModel):
             def sums(h: Tensor) -> Tensor:
                 return losses.loss_of_hidden(_PLAIN, h, head.weight, targets, compiled=self.compiled_loss)[0]
 
-            with _replaced_forward(head, sums):
+            with losses.replaced_forward(head, sums):
                 outputs = self._forward(input_ids, documents)
             loss = outputs.logits
         else:
@@ -172,9 +172,9 @@ class ForeignModel(LanguageModel):
             ids = torch.zeros(1, 8, dtype=torch.long, device=self.device)
             made = 30 * torch.arange(8 * head.out_features, device=self.device).float().sin().view(1, 8, -1)
             try:
-                with _replaced_forward(head, lambda h: made):
+                with losses.replaced_forward(head, lambda h: made):
                     unchanged = torch.equal(self._forward(ids, None).logits, made)
-                with _replaced_forward(head, lambda h: made.sum()):
+                with losses.replaced_forward(head, lambda h: made.sum()):
                     self._plain_head = unchanged and torch.equal(self._forward(ids, None).logits, made.sum())
             except Exception:  # the model's code depends on the shape of the logits
                 self._plain_head = False
@@ -347,15 +347,6 @@ def _drawing(generator: torch.Generator) -> Iterator[None]:
         yield
     finally:
         default.set_state(state)
-
-
-@contextmanager
-def _replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    module.forward = forward
-    try:
-        yield
-    finally:
-        del module.forward
 
 
 def _first_int(config: Any, *names: str) -> int:

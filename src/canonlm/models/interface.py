@@ -70,6 +70,12 @@ class LanguageModel(ABC):
     def blocks(self) -> dict[str, nn.Module]:
         """The blocks by their names in `module`, in order: what is sharded, compiled and recomputed one by one."""
 
+    @property
+    def ends(self) -> list[nn.Module]:
+        """The embedding and the head, if they act only when they are called and share no weights: then each can be
+        sharded by itself, as blocks are."""
+        return []
+
     @abstractmethod
     def loss(
         self,

@@ -9,7 +9,9 @@ token (already shifted), or -100.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -54,6 +56,16 @@ def loss_of_logits(config: CanonLMConfig, logits_BTV: Tensor, targets_BT: Tensor
     root_N = loss_N if config.z_loss == "squared_nll" else logits_NV.logsumexp(-1) * (targets_N != -100)
     z_loss_N = config.z_loss_weight * root_N.square()
     return (loss_N + z_loss_N).sum(), z_loss_N.sum().detach()
+
+
+@contextmanager
+def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Within this context, calls of the module, with their hooks, run `forward`."""
+    module.forward = forward
+    try:
+        yield
+    finally:
+        del module.forward
 
 
 def chunk_bytes(device: str) -> int:

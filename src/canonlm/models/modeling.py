@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
@@ -33,7 +34,7 @@ from canonlm.models.cache import Layout, check_cache, count_tokens, for_canon
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.initialize import init_parameters
 from canonlm.models.layout import check_mask, lay_out
-from canonlm.models.loss import loss_of_hidden, loss_of_logits, mean_loss
+from canonlm.models.loss import Sums, loss_of_hidden, loss_of_logits, mean_loss, replaced_forward
 from canonlm.models.masks import make_mask
 from canonlm.models.mixers.attention import Attention
 from canonlm.models.norm import RMSNorm
@@ -327,8 +328,8 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
         `shift_labels[b, t]`, another keyword, is what follows `input_ids[b, t]`, or -100; `labels[b, t]` is the target
         for `input_ids[b, t]` itself, as elsewhere in transformers, and shifted here. With `loss_only` there are no
         logits: the loss is computed without holding them all (`loss_of_hidden`; `compiled_loss` is explained there).
-        The head's weight may then be a DTensor, sharded by rows over a tensor-parallel group. A head that is more than
-        a weight (a unit of FSDP, with LoRA or hooks) is called, and its logits are held for the loss."""
+        The head's weight may then be a DTensor, sharded by rows over a tensor-parallel group, and the head a unit of
+        FSDP. A head that is more than a weight (with LoRA or hooks) is called, and its logits are held for the loss."""
         # Not a named argument: Trainer takes those with "label" in their names for columns of the data.
         shift_labels: Tensor | None = kwargs.pop("shift_labels", None)
         if labels is not None and shift_labels is None:
@@ -346,21 +347,15 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
             **kwargs,
         )
         h_BTD, logits, loss, z_loss = outputs.last_hidden_state, None, None, None
-        # A call of the head may gather its weight (FSDP) or do more than a product (LoRA, hooks, quantization).
-        reads_head = loss_only and type(self.lm_head) is nn.Linear
-        reads_head = reads_head and (isinstance(self.lm_head.weight, DTensor) or untouched(self.lm_head))
-        if loss_only and not reads_head:
-            logits = self.lm_head(h_BTD)
-        elif not loss_only:
+        if loss_only:
+            assert shift_labels is not None
+            sums = self._loss_only(h_BTD, shift_labels, compiled_loss)
+        else:
             keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             logits = self.lm_head(h_BTD[:, keep])
-        if shift_labels is not None:
-            if logits is None:
-                sums = loss_of_hidden(self.config, h_BTD, self.lm_head.weight, shift_labels, compiled=compiled_loss)
-            else:
-                sums = loss_of_logits(self.config, logits, shift_labels)
+            sums = None if shift_labels is None else loss_of_logits(self.config, logits, shift_labels)
+        if sums is not None:
             loss, z_loss = mean_loss(self.config, sums, shift_labels, outputs.router_loss, num_items_in_batch)
-            logits = None if loss_only else logits
         return CausalLMOutput(
             loss=loss,
             z_loss=z_loss,
@@ -369,6 +364,20 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
+
+    def _loss_only(self, h_BTD: Tensor, targets_BT: Tensor, compiled: bool) -> Sums:
+        head = self.lm_head
+
+        def sums(h_BTD: Tensor) -> Sums:
+            return loss_of_hidden(self.config, h_BTD, head.weight, targets_BT, compiled=compiled)
+
+        if type(head).__bases__ == (FSDPModule, nn.Linear):  # a call gathers its weight
+            with replaced_forward(head, sums):
+                return head(h_BTD)
+        # A call of the head may do more than a product (LoRA, hooks, quantization).
+        if type(head) is nn.Linear and (isinstance(head.weight, DTensor) or untouched(head)):
+            return sums(h_BTD)
+        return loss_of_logits(self.config, head(h_BTD), targets_BT)
 
     def init_continuous_batching(self, *args, **kwargs):
         """As the library's (`generate_batch`). ValueError unless the model has attention alone, for whose keys and

@@ -37,7 +37,7 @@ class Memory:
     parameters: float  # in float32, this device's shard
     gradients: float  # the same
     optimizer: float  # AdamW's two averages
-    gathered: float  # in the precision of the forward pass: embedding, head, two blocks; a block's gradient in transit
+    gathered: float  # in the precision of the forward pass: head, three blocks; a block's gradient in transit
     activations: float  # kept for the backward pass
     logits: float  # a chunk of them, the gradients of the head and of its input
 
@@ -66,6 +66,8 @@ class Device:
         head_weight: Any = self.model.module.get_output_embeddings().weight
         head, parameters = head_weight.numel(), self.model.num_parameters
         ends = parameters - sum(kinds[name] * sizes[name] for name in kinds)
+        if self.model.ends:  # the embedding is freed before the first block
+            ends -= sum(p.numel() for p in self.model.ends[0].parameters())
         shard = 4 * parameters / self.shards
         block = max(sizes.values())
         if not self.unsharded:

@@ -9,7 +9,7 @@ these groups, neighbours in dp_shard, read the same windows, each a part of thei
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch._dynamo
@@ -79,17 +79,24 @@ def parallelize(
             model.split_ends(mesh["tp"])
         model.module.tie_weights()
     if mesh is not None:
+        if model.ends:
+            embedding, head = model.ends
+            _shard(embedding, config, mesh)
+            cast(FSDPModule, embedding).set_unshard_in_backward(False)  # its gradient does not depend on its weights
+            if parallel.tp == 1:  # with tensor parallelism, the loss reads the head's weight without a call
+                _shard(head, config, mesh, kept=True)  # its backward follows at once
         _shard(model.module, config, mesh)
     return model
 
 
-def _shard(module: nn.Module, config: RunConfig, mesh: DeviceMesh) -> None:
+def _shard(module: nn.Module, config: RunConfig, mesh: DeviceMesh, kept: bool = False) -> None:
+    """kept: the whole weights stay between forward and backward; those of the root module always do."""
     dims = ("dp_replicate", "dp_shard") if config.parallel.dp_replicate > 1 else ("dp_shard",)
     policy = MixedPrecisionPolicy()
     if config.train.precision == "bf16":
         # Inputs stay as they are: rotary tables are float32, the residual stream is bfloat16 from the embedding on.
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
-    fully_shard(module, mesh=mesh[dims], mp_policy=policy)
+    fully_shard(module, mesh=mesh[dims], mp_policy=policy, reshard_after_forward=False if kept else None)
 
 
 def _to_float8(layer: nn.Module) -> None:
