@@ -165,6 +165,7 @@ def test_bytes_of_state(capsys, tmp_path, monkeypatch):
 def test_memory_is_that_of_the_kernels_of_a_gpu(recomputation, measured):
     """The peaks of an H200 (benchmarks/results/gpu/memory.json). PyTorch's form of Canon takes 1.6 times as much."""
     sizes = {"num_hidden_layers": 12, "hidden_size": 1024, "num_attention_heads": 16, "vocab_size": 32000}
+    sizes["fields"] = {"intermediate_size": 2730}
     other = {"precision": "bf16", "compile": False, "log_every": 4, "optim": {"lr": 1e-3}}
     settings = {
         "arch": "llama+canon",

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM
+from canonlm.models.build import complete_name
 from canonlm.models.decoder import config_of, fields_of
 from canonlm.models.fields import FIELDS, reads
 from canonlm.models.interface import SMALL
@@ -171,6 +172,29 @@ def test_settings_without_effect_are_refused(arch, fields, lacks):
     config = config_of(arch, sizes, 0, saved=True)
     assert config.arch == name_of(CanonLMConfig(**config.to_dict() | {"arch": arch}))
     assert config_of(config.arch, fields_of(config, config.arch), 0).arch == config.arch
+
+
+@pytest.mark.parametrize(
+    ("arch", "hidden_size", "fields", "new", "old"),
+    [
+        ("llama+canon", 1024, {}, 2752, 2730),
+        ("gdn2.llama+canon", 2048, {}, 4096, 4096),
+        ("llama+mlp=moe", 2048, {}, 5504, 5461),
+        ("llama+mlp=standard", 1024, {}, 4096, 4096),
+        ("llama", 1536, {}, 4096, 4096),
+        ("llama", 1024, {"intermediate_size": 2000}, 2000, 2000),
+        ("llama", 512, {}, 1365, 1365),
+        ("llama+mlp=none", 1024, {}, 2752, 2730),
+    ],
+)
+def test_an_older_run_keeps_its_width(arch, hidden_size, fields, new, old):
+    """A run names the width where earlier versions had another default."""
+    sizes = replace(SMALL, hidden_size=hidden_size, fields=fields)
+    for saved, width in ((False, new), (True, old)):
+        assert config_of(arch, sizes, 0, saved=saved).intermediate_size == width
+        named = complete_name(arch, sizes, saved=saved)
+        assert named == (name_of(config_of(arch, sizes, 0)), {"intermediate_size": width} if new != old else fields)
+        assert config_of(named[0], replace(sizes, fields=named[1]), 0, saved=not saved).intermediate_size == width
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from canonlm.core.errors import InvalidSetting
 from canonlm.core.limits import few_modules
 from canonlm.core.user_code import LIBRARIES, reference_of
 from canonlm.models import hf
-from canonlm.models.config import CanonLMConfig
+from canonlm.models.config import CanonLMConfig, gated_width
 from canonlm.models.decoder import Decoder, config_of
 from canonlm.models.fields import GROUPS
 from canonlm.models.interface import LanguageModel, Sizes
@@ -49,22 +49,26 @@ def wrap(module: PreTrainedModel) -> LanguageModel:
     )
 
 
-def complete_name(arch: str, sizes: Sizes) -> tuple[str, dict[str, Any]]:
+def complete_name(arch: str, sizes: Sizes, *, saved: bool = False) -> tuple[str, dict[str, Any]]:
     """The complete, canonical name of an architecture, and those of `sizes.fields` that are not part of it.
 
     Fields that modifiers can set become part of the name: `llama+canon` with the field canon_residual = false is
-    `llama+canon:nores`. Names of models from outside do not change.
+    `llama+canon:nores`. A default that is not what earlier versions had becomes a field; saved: of a run, which may be
+    older. Names of models from outside do not change.
     """
     if arch.partition(":")[0] in LIBRARIES:
         host, canon = hf.split_canon(arch)
         return host + (f"+canon={canon}" if canon else ""), sizes.fields
     if not _is_decoder(arch):
         return arch, sizes.fields
-    config_of(arch, sizes, 0)  # raises for an invalid combination before only half of it is used
+    # Raises for an invalid combination before only half of it is used.
+    width = config_of(arch, sizes, 0, saved=saved).intermediate_size
     named = {key: value for key, value in sizes.fields.items() if key in GROUPS["modifiers"]}
     config = config_of(arch, replace(sizes, fields=named), 0)
     assert config.arch is not None  # `config_of` sets it
-    return config.arch, {key: value for key, value in sizes.fields.items() if key not in named}
+    rest = {key: value for key, value in sizes.fields.items() if key not in named}
+    usual, before = (gated_width(sizes.hidden_size, rounded=rounded) for rounded in (True, False))
+    return config.arch, {"intermediate_size": width, **rest} if usual != before and width in (usual, before) else rest
 
 
 def on_meta(arch: str, sizes: Sizes) -> LanguageModel:

@@ -36,6 +36,13 @@ def parse_sites(text: str, **options: Any) -> dict[str, Variant]:
     return (parse if torch.compiler.is_compiling() else _parsed)(text, **options)
 
 
+def gated_width(hidden_size: int, *, rounded: bool = True) -> int:
+    """8/3 hidden_size, rounded down; from 1024 on, up to a multiple of 64, as a GPU is slow at odd widths. (The paper's
+    playground is narrower. Earlier versions rounded all widths down.)"""
+    width = 8 * hidden_size // 3
+    return -(-width // 64) * 64 if rounded and hidden_size >= 1024 else width
+
+
 OF_EXPERTS: dict[str, float] = {"num_experts": 32, "expert_capacity": 2.0, "router_loss_weight": 0.01}
 """Fields of mixtures of experts, with their defaults. Other models have None there: tools (vLLM, llama.cpp) take any
 model with `num_experts` for a mixture of experts."""
@@ -76,8 +83,8 @@ class CanonLMConfig(PreTrainedConfig):
         conv_kernel: of the short convolutions (site b).
 
         mlp: "gated" (down(act(gate) * up)), "standard" (down(act(up))), "moe" (gated experts, one per token) or "none".
-        intermediate_size: width of the MLP or of one expert; default: 8/3 hidden_size rounded down in a Transformer
-            with gated MLPs, 4 hidden_size with standard ones, 2 hidden_size where a mixer is recurrent.
+        intermediate_size: width of the MLP or of one expert; default: `gated_width` in a Transformer with gated MLPs,
+            4 hidden_size with standard ones, 2 hidden_size where a mixer is recurrent.
         hidden_act: name of the activation, as in transformers: "silu", "relu2", "gelu", …
         num_experts, expert_capacity: of "moe": in training an expert takes at most expert_capacity * tokens /
             num_experts tokens of a call, and further ones get zeros. Default: 32 and 2.0.
@@ -287,7 +294,8 @@ class CanonLMConfig(PreTrainedConfig):
             if self.is_recurrent:
                 self.intermediate_size = 2 * self.hidden_size
             else:
-                self.intermediate_size = 4 * self.hidden_size if self.mlp == "standard" else 8 * self.hidden_size // 3
+                standard = self.mlp == "standard"
+                self.intermediate_size = 4 * self.hidden_size if standard else gated_width(self.hidden_size)
         check_positive(self, "intermediate_size")
         if self.mlp == "moe" and self.mlp_bias:
             raise expected("mlp_bias", 'False with mlp = "moe"', True)

@@ -15,7 +15,7 @@ from canonlm.core import user_code
 from canonlm.core.errors import InvalidSetting, expected, refused
 from canonlm.models import tensor_parallel
 from canonlm.models.block import DecoderLayer
-from canonlm.models.config import CanonLMConfig
+from canonlm.models.config import CanonLMConfig, gated_width
 from canonlm.models.fields import GROUPS, reads
 from canonlm.models.initialize import init_parameters
 from canonlm.models.interface import LanguageModel, Loss, Sizes
@@ -244,5 +244,7 @@ def config_of(arch: str, sizes: Sizes, seed: int, *, saved: bool = False) -> Can
         raise InvalidSetting(f"model.fields.{error.key}", f"model.fields.{error}") from None
     if not saved:
         check_read(config, arch, sizes.fields)
+    elif "intermediate_size" not in fields and config.intermediate_size == gated_width(sizes.hidden_size):
+        config.intermediate_size = gated_width(sizes.hidden_size, rounded=False)  # of a run that does not name it
     config.arch = name_of(config)
     return config

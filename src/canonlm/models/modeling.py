@@ -347,14 +347,14 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
             **kwargs,
         )
         h_BTD, logits, loss, z_loss = outputs.last_hidden_state, None, None, None
-        if loss_only:
-            assert shift_labels is not None
-            sums = self._loss_only(h_BTD, shift_labels, compiled_loss)
-        else:
+        if not loss_only:
             keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             logits = self.lm_head(h_BTD[:, keep])
-            sums = None if shift_labels is None else loss_of_logits(self.config, logits, shift_labels)
-        if sums is not None:
+        if shift_labels is not None:
+            if logits is None:
+                sums = self._loss_only(h_BTD, shift_labels, compiled_loss)
+            else:
+                sums = loss_of_logits(self.config, logits, shift_labels)
             loss, z_loss = mean_loss(self.config, sums, shift_labels, outputs.router_loss, num_items_in_batch)
         return CausalLMOutput(
             loss=loss,

@@ -61,9 +61,10 @@ def state_bytes(run: RunConfig) -> int | None:
     return None if state is None else state.total
 
 
-def with_complete_name(run: RunConfig) -> RunConfig:
-    """The run with the complete name of its architecture: fields that a name can express move into it."""
-    name, fields = complete_name(run.arch, sizes_of(run))
+def with_complete_name(run: RunConfig, *, saved: bool = False) -> RunConfig:
+    """The run with the complete name of its architecture: fields that a name can express move into it. saved: as of
+    `complete_name`."""
+    name, fields = complete_name(run.arch, sizes_of(run), saved=saved)
     return run.model_copy(update={"arch": name, "model": run.model.model_copy(update={"fields": fields})})
 
 

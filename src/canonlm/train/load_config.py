@@ -154,7 +154,7 @@ def _completed(path: Path, trust: set[str]) -> dict[str, Any]:
     Code from outside runs only if the continuing run uses it, too."""
     from canonlm.train.build import with_complete_name  # imports torch, which many readers of recipes do not need
 
-    return with_complete_name(load(path, trust=trust)).model_dump()
+    return with_complete_name(load(path, trust=trust), saved=True).model_dump()
 
 
 def _complaint(raw: dict[str, Any], check: Callable[[RunConfig], Any]) -> str | None:

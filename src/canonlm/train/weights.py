@@ -26,7 +26,7 @@ from canonlm.models.hf_small_configs import fields_of as library_fields
 from canonlm.models.interface import LanguageModel, Sizes
 from canonlm.models.names import name_of
 from canonlm.models.saved_model import kind_of, quiet, saved_model
-from canonlm.train.build import sizes_of
+from canonlm.train.build import sizes_of, with_complete_name
 from canonlm.train.checkpoint import load_weights, newest
 from canonlm.train.config import RunConfig
 from canonlm.train.load_config import load as load_config
@@ -73,7 +73,7 @@ def completed(raw: dict[str, Any], typed: Collection[str]) -> dict[str, Any]:
 def _saved(folder: Path) -> tuple[str, Sizes]:
     """The architecture's name and the sizes of a saved model."""
     if (folder / "config.yaml").is_file():
-        run = load_config(folder / "config.yaml")
+        run = with_complete_name(load_config(folder / "config.yaml"), saved=True)
         return run.arch, sizes_of(run)
     if kind_of(str(folder), folder) == "published":
         config: Any = saved_model(str(folder), folder)[0].config
