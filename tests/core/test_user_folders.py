@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from packaging.version import Version
 
 import canonlm
 from canonlm.cli import main
@@ -118,6 +119,8 @@ def train_as_nobody(tmp_path):
     become = ["setpriv", "--reuid", "54321", "--regid", "54321", "--clear-groups"]
     become += ["--inh-caps", "+dac_read_search", "--ambient-caps", "+dac_read_search"]
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(package), "TMPDIR": str(work), "OMP_NUM_THREADS": "1"}
+    if Version(torch.__version__) < Version("2.13"):
+        environment["USER"] = "somebody"  # torch asks for the user's name when it is imported
     training = ["train", "debug", "train.steps=1", "train.batch_size=2", "--out", "run"]
     for home, arguments in (({}, training), ({"HOME": "/proc"}, ["recipes", "list"])):
         done = subprocess.run(
