@@ -27,7 +27,6 @@ def test_a_healthy_machine(tmp_path, capsys):
     assert len(kernels) == len(report["kernels"]) == 11
     assert {name for name, _ in kernels} >= {
         "causal convolution",
-        "convolution and rotary embedding",
         "state-space duality, in chunks",
     }
     assert main(["doctor", "--json", "-"]) == 0

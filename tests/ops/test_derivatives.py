@@ -14,7 +14,6 @@ from canonlm.ops import fla
 from canonlm.ops.causal_conv import causal_conv
 from canonlm.ops.gated_delta_rule import gated_delta_rule
 from canonlm.ops.gated_linear_attention import gated_linear_attention
-from canonlm.ops.rotary_conv_cpu import rotary_conv, usable_rotary
 from canonlm.ops.ssd import ssd
 
 DOCS = torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 2, 2]])
@@ -71,37 +70,11 @@ def test_every_derivative_in_double(name, monkeypatch):
     assert gradgradcheck(function, tensors, fast_mode=True, check_fwd_over_rev=True, check_rev_over_rev=True)
 
 
-def rotary(x, taps):
-    cos, sin = ANGLES.cos(), ANGLES.sin()
-    if usable_rotary(x, taps, cos, sin):
-        return rotary_conv(x, taps, DOCS, cos, sin, 3, 2)
-    a, b, rest = causal_conv(x, taps.t()[:, None], doc_ids_BT=DOCS).unflatten(2, (3, 5)).split([2, 2, 1], dim=-1)
-    is_rotated = torch.tensor([True, True, False])[:, None]
-    pairs = [a * cos - b * sin, b * cos + a * sin]
-    return torch.cat([*(torch.where(is_rotated, x, y) for x, y in zip(pairs, (a, b), strict=True)), rest], dim=-1)
-
-
-def test_a_kernel_in_single_precision():
-    """Against the same derivatives of other operations, in double: those of the kernel's gradient, and forward mode."""
-
-    def derivatives(dtype):
-        tensors, directions = (normal((2, 5, 15), (4, 15)) for _ in range(2))
-        tensors = [x.detach().to(dtype).requires_grad_() for x in tensors]
-        directions = tuple(x.detach().cos().to(dtype) for x in directions)
-        y = rotary(*tensors)
-        assert ("canonlm_cpu_rotary_conv" in str(y.grad_fn)) == (dtype == torch.float32)
-        first = torch.autograd.grad(y.sin().sum(), tensors, create_graph=True)
-        second = torch.autograd.grad(sum((x * d).sum() for x, d in zip(first, directions, strict=True)), tensors)
-        return [*first, *second, *jvp(rotary, tuple(tensors), directions)]
-
-    assert_close(derivatives(torch.float32), derivatives(torch.float64), check_dtype=False, atol=1e-4, rtol=1e-4)
-
-
 def test_no_other_operator_has_a_backward():
     """Those of Triton refuse a second one (tests/kernels); `materialize` is the identity."""
     names = {name.split("::")[1] for name in torch._C._dispatch_get_all_op_names() if name.startswith("canonlm::")}
     with_backward = {name for name in names if f"{name}_backward" in names}
-    assert with_backward == {*OPS, "cpu_rotary_conv", "conv", "gated", "normed", "rotary"} - {
+    assert with_backward == {*OPS, "conv", "gated", "normed", "rotary"} - {
         "in place",
         "vectors",
     }

@@ -5,7 +5,7 @@ import json
 import pytest
 from record_losses import FILE, losses, machine, runs
 
-from canonlm.ops import causal_conv_cpu, rotary_conv_cpu
+from canonlm.ops import causal_conv_cpu
 
 RECORDED = json.loads(FILE.read_text())
 FAST = {"tiny copying llama+alibi=hard+mlp=standard+relu2", "demo copying llama+canon=A"}
@@ -14,8 +14,7 @@ FAST = {"tiny copying llama+alibi=hard+mlp=standard+relu2", "demo copying llama+
 @pytest.fixture(autouse=True)
 def in_pytorch(monkeypatch):
     """As recorded, without numba's kernels for Canon, which round differently."""
-    for module in (causal_conv_cpu, rotary_conv_cpu):
-        monkeypatch.setattr(module, "has_numba", lambda: False)
+    monkeypatch.setattr(causal_conv_cpu, "has_numba", lambda: False)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,6 @@ REPLACEMENTS = dict.fromkeys(
         "canonlm.ops.kernels.api",
         "canonlm.ops.kernels.dispatch",
         "canonlm.ops.causal_conv_cpu",
-        "canonlm.ops.rotary_conv_cpu",
     ),
     "canonlm.ops.kernels.stub",
 )

@@ -17,7 +17,6 @@ from torch.nn.functional import pad, silu
 from canonlm.ops.causal_conv import causal_conv, conv_state
 from canonlm.ops.kernels.api import CANON, GATED, NORMED, Forms, fits_normed, last_real, reach_of, rotary, runs_on
 from canonlm.ops.kernels.dispatch import usable
-from canonlm.ops.rotary_conv_cpu import rotary_conv, usable_rotary
 from canonlm.ops.varlen import Documents, Layout, real_first
 
 
@@ -96,18 +95,12 @@ def rotary_convs(
         return None
     head_dim = xs[0].shape[-1] // sizes[0][0]
     in_pairs = head_dim % 2 == 0 and cos.dtype == sin.dtype == torch.float32
-    if in_pairs and (how := _launch("rotary", xs, convs)) is not None:
-        del how["biases"], how["activation"]
-        reach = reach_of(layout.doc_ids, layout.attention_mask) if layout.reach is None else layout.reach
-        ys = rotary(xs, **how, cos=cos, sin=sin, rotated=[count for _, count in sizes], head_dim=head_dim, reach=reach)
-        return [y.unflatten(-1, (heads, head_dim)) for y, (heads, _) in zip(ys, sizes, strict=True)]
-    if layout.attention_mask is not None or runs_on(*xs):
+    if not in_pairs or (how := _launch("rotary", xs, convs)) is None:
         return None
-    taps = _all_in_taps(xs, convs)
-    if not all(usable_rotary(x, own, cos, sin) for x, own in zip(xs, taps, strict=True)):
-        return None
-    each = zip(xs, taps, sizes, strict=True)
-    return [rotary_conv(x, own, layout.doc_ids, cos, sin, *counts) for x, own, counts in each]
+    del how["biases"], how["activation"]
+    reach = reach_of(layout.doc_ids, layout.attention_mask) if layout.reach is None else layout.reach
+    ys = rotary(xs, **how, cos=cos, sin=sin, rotated=[count for _, count in sizes], head_dim=head_dim, reach=reach)
+    return [y.unflatten(-1, (heads, head_dim)) for y, (heads, _) in zip(ys, sizes, strict=True)]
 
 
 def normed_conv(
@@ -235,11 +228,6 @@ def _plain(x_BTC: Tensor, conv: Conv, doc_ids_BT: Tensor | None, state_BCK: Tens
 
 def _only_convolves(conv: Conv) -> bool:
     return conv.bias is None and not conv.activation
-
-
-def _all_in_taps(xs: Sequence[Tensor], convs: Sequence[Conv]) -> list[Tensor]:
-    """Everything that these convolutions compute, as taps `[K, C]`."""
-    return [combined(conv.taps.to(_compute(x, conv)), conv)[:, 0].t() for x, conv in zip(xs, convs, strict=True)]
 
 
 def _compute(x: Tensor, conv: Conv) -> torch.dtype:

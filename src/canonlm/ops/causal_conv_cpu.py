@@ -1,8 +1,8 @@
-"""The kernels of `cpu_rows` as operators of torch: for plain tensors on a CPU if numba can be imported.
+"""The kernels of `numba_conv` as operators of torch: for plain tensors on a CPU if numba can be imported.
 
 The results equal those of the PyTorch form bit by bit, as both add taps in one order with fused multiply-adds; the
 gradient of the taps differs in the last bits, and depends on the shape alone, not on the number of threads.
-A self-contained model's folder has `absent` in place of this.
+A self-contained model's folder has `kernels.stub` in place of this.
 """
 
 import ctypes
@@ -63,24 +63,15 @@ def _forward(x_BSC: Tensor, weight_KC: Tensor, doc_ids_BS: Tensor | None, histor
 
 
 def _backward(dy_BTC: Tensor, x_BSC: Tensor, weight_KC: Tensor, doc_ids_BS: Tensor | None, history: int):
+    from canonlm.ops.numba_conv import TOKENS
+
     batch, length, _ = x_BSC.shape
     x, dy, weight, doc_ids = rowwise(x_BSC), rowwise(dy_BTC), weight_KC.contiguous(), ids_of(doc_ids_BS)
     dx = x.new_empty(x.shape)
-    partials = partial_sums(weight, batch, length)
+    partials = weight.new_empty(batch * -(-length // TOKENS), *weight.shape)  # by blocks of tokens
     _run("backward", x, dx, weight, doc_ids, history, dy, partials)
-    return dx, total(partials)
-
-
-def partial_sums(weight: Tensor, batch: int, length: int) -> Tensor:
-    """`[blocks, *weight.shape]`, not initialized: the gradient of the weight, by the blocks of tokens in `cpu_rows`."""
-    from canonlm.ops.numba_conv import TOKENS
-
-    return weight.new_empty(batch * -(-length // TOKENS), *weight.shape)
-
-
-def total(partials: Tensor) -> Tensor:
-    """The sum over blocks, one after the other: torch's sum adds in an order that depends on the number of threads."""
-    return torch.from_numpy(partials.numpy().sum(axis=0))
+    # One after the other: torch's sum adds in an order that depends on the number of threads.
+    return dx, torch.from_numpy(partials.numpy().sum(axis=0))
 
 
 def _run(
@@ -105,10 +96,10 @@ def _run(
         *(x.stride(0) * size, x.stride(1) * size),
         *((0, 0) if dy is None else (dy.stride(0) * size, dy.stride(1) * size)),
     )
-    launch(_function(direction, weight.shape[0], x.dtype), work, batch * -(-length // TOKENS), x.numel())
+    _launch(_function(direction, weight.shape[0], x.dtype), work, batch * -(-length // TOKENS), x.numel())
 
 
-def launch(function: Any, work: np.ndarray, blocks: int, numbers: int) -> None:
+def _launch(function: Any, work: np.ndarray, blocks: int, numbers: int) -> None:
     """Run the C function on `work`, in torch's number of threads unless there are few `numbers` or blocks."""
     threads = min(torch.get_num_threads(), blocks)
     in_threads = _parallel() if threads > 1 and numbers > GRAIN else None
@@ -123,11 +114,7 @@ def _function(direction: str, kernel: int, dtype: torch.dtype) -> Any:
     """The compiled kernel. The first call compiles it in a second or two, or reads it from numba's cache."""
     from canonlm.ops.numba_conv import compiled
 
-    return callable_from_c(compiled(direction, kernel, str(dtype).removeprefix("torch.")))
-
-
-def callable_from_c(code: Any) -> Any:
-    """A function compiled by numba's `cfunc`, for `launch`."""
+    code = compiled(direction, kernel, str(dtype).removeprefix("torch."))
     function: Any = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.address)
     function.code = code  # which it must not outlive
     return function
@@ -169,7 +156,7 @@ def has_numba() -> bool:
 @functools.cache
 def _numba_imports() -> bool:
     try:
-        import canonlm.ops.numba_conv as cpu_rows  # noqa: F401
+        import canonlm.ops.numba_conv  # noqa: F401
     except ImportError:
         return False
     return True

@@ -40,15 +40,6 @@ Work: Any = np.dtype(
     ]
 )
 
-Rotation: Any = np.dtype(
-    [
-        *Work.descr,
-        # cos and sin are float32 [1 or batch, time, half]. Of the `heads` heads of x, the first `rotated` are rotated.
-        *((name, np.int64) for name in ("cos", "sin", "angles_batch", "half", "heads", "rotated", "dy_head")),
-    ]
-)
-"""`Work` of a convolution that is followed by the rotary embedding. The heads of its dy may have any stride."""
-
 FLOAT, DOUBLE, I16, I32, I64 = ir.FloatType(), ir.DoubleType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 
 
@@ -194,39 +185,6 @@ def _backward_rows(typing_context, table, channels, kernel, group, stored):
 
 
 @intrinsic
-def _rotate_pairs(typing_context, source, target, cos, sin, half, sign):
-    """(a, b) -> (a cos - b sin, b cos + a sin) for the float32 channels i and i + half of a head, with every product
-    and sum rounded, as in torch. sign: of the angles."""
-
-    def build(context, builder, signature, arguments):
-        source, target, cos, sin, half, sign = arguments
-        reach = builder.mul(half, ir.Constant(I64, 4))
-        for lanes in over(builder, half, "float32"):
-            a, b = lanes.load(source), lanes.load(builder.add(source, reach))
-            c, s = lanes.load(cos), builder.fmul(lanes.load(sin), lanes.filled_with(sign))
-            lanes.store(target, builder.fsub(builder.fmul(a, c), builder.fmul(b, s)))
-            lanes.store(builder.add(target, reach), builder.fadd(builder.fmul(b, c), builder.fmul(a, s)))
-        return context.get_dummy_value()
-
-    return types.void(source, target, cos, sin, half, types.float32), build
-
-
-@njit
-def rotate_row(work, row, time, source, source_head, target, sign):
-    """One token from `source`, whose heads are `source_head` bytes apart, to `target`, where they are side by side."""
-    head_dim = work.channels // work.heads
-    angles = (row * work.angles_batch + time * work.half) * 4
-    for head in range(work.heads):
-        a, b, first = source + head * source_head, target + head * head_dim * 4, 0
-        if head < work.rotated:
-            _rotate_pairs(a, b, work.cos + angles, work.sin + angles, work.half, sign)
-            first = 2 * work.half
-        if a != b:
-            rest = head_dim - first
-            carray(at(b + first * 4, np.float32), rest)[:] = carray(at(a + first * 4, np.float32), rest)
-
-
-@intrinsic
 def take(typing_context, counter):
     """Increment a counter that threads share; returns its old value."""
 
@@ -272,12 +230,11 @@ def next_block(pointer, work):
     return block if is_left else -1, row, block % blocks * TOKENS, doc_ids
 
 
-def compiled(direction: str, kernel: int, stored: str, *, rotates: bool = False) -> Any:
+def compiled(direction: str, kernel: int, stored: str) -> Any:
     """The "forward" or the "backward" for K = `kernel` taps: a C function that takes the address of one `Work`, in any
     number of threads. Arrays have the dtype `stored`; weights and partial sums at least float32.
 
-    Tokens outside the row, or in another document, count as zeros. rotates: the rotary embedding follows; then the
-    argument is one `Rotation`, without a history, and `stored` is "float32".
+    Tokens outside the row, or in another document, count as zeros.
     """
     real = float64 if stored == "float64" else float32
     size, wide = {"bfloat16": 2, "float32": 4, "float64": 8}[stored], 8 if stored == "float64" else 4
@@ -298,13 +255,10 @@ def compiled(direction: str, kernel: int, stored: str, *, rotates: bool = False)
                     address = work.x + row * work.x_batch + (p - i) * work.x_time
                     table[1 + i] = address if joined(doc_ids, p, p - i, 0, length) else zeros.ctypes.data
                 _forward_row(table.ctypes, channels, kernel, stored)
-                if rotates:
-                    rotate_row(work, row, p, table[0], channels // work.heads * 4, table[0], float32(1))
 
     def backward(pointer):
         work = carray(pointer, 1)[0]
         channels, length, history = work.channels, work.length, work.history
-        rotated_back = np.empty((TOKENS + kernel - 1) * channels if rotates else 0, real)
         zeros, table = np.zeros(channels, real), np.empty(3 * GROUP + 4 * kernel, np.int64)
         while True:
             block, row, start, doc_ids = next_block(pointer, work)
@@ -312,12 +266,6 @@ def compiled(direction: str, kernel: int, stored: str, *, rotates: bool = False)
                 return
             x, dy_time = work.x + row * work.x_batch, work.dy_time
             dy = work.dy + row * work.dy_batch - history * dy_time
-            if rotates:
-                for q in range(start, min(length, start + TOKENS + kernel - 1)):
-                    target = rotated_back.ctypes.data + (q - start) * channels * 4
-                    rotate_row(work, row, q, dy + q * dy_time, work.dy_head, target, float32(-1))
-                dy_time = channels * 4
-                dy = rotated_back.ctypes.data - start * dy_time
             sums = work.partials + block * kernel * channels * wide
             carray(at(sums, real), kernel * channels)[:] = 0
             p, end = start, min(length, start + TOKENS)
@@ -345,6 +293,6 @@ def compiled(direction: str, kernel: int, stored: str, *, rotates: bool = False)
                     _backward_rows(table.ctypes, channels, kernel, 1, stored)
                 p += group
 
-    signature = types.void(types.CPointer(from_dtype(Rotation if rotates else Work)))
+    signature = types.void(types.CPointer(from_dtype(Work)))
     function = {"forward": forward, "backward": backward}[direction]
     return cfunc(signature, nopython=True)(function)

@@ -13,9 +13,7 @@ from torch import Tensor
 
 from canonlm.ops import fla, gated_delta_rule, gated_linear_attention, packed_attention, ssd
 from canonlm.ops.causal_conv import causal_conv, conv_state
-from canonlm.ops.causal_conv_cpu import has_numba
 from canonlm.ops.kernels import api, dispatch
-from canonlm.ops.rotary_conv_cpu import rotary_conv
 from canonlm.ops.selftest import LIMITS, Errors, Kernel, attempt, record, recorded
 
 
@@ -36,8 +34,6 @@ def forms(device: torch.device) -> list[Form]:
         why = "" if api.device_type() == device.type else "Triton is not installed (pip install triton)"
         conv += [Form(kernel, _TRITON[name], both, why) for name, kernel in dispatch.KERNELS.items()]
     if device.type != "cuda":
-        if has_numba():
-            conv += [Form(ROTARY_ON_CPU, "Canon at B of attention", both[:1])]
         return [*conv, *(Form(kernel, used_for, both) for kernel, used_for in _CHUNKED)]
     why = "" if fla.installed() else "flash-linear-attention cannot be imported (pip install 'canonlm[gpu]')"
     return [
@@ -157,21 +153,3 @@ def _conv_definition(x, taps, state, doc_ids):
 
 
 CONV = Kernel("causal convolution", _conv, _conv_definition, dispatch.conv_inputs)
-
-
-def _rotary_on_cpu(x, taps, state, doc_ids):
-    """With two heads; eight channels of the first are rotated."""
-    kernel, time = taps.shape[-1], x.shape[1]
-    after = conv_state(x, kernel, doc_ids_BT=doc_ids, state_BCK=state)
-    x, doc_ids = dispatch.as_tokens(x, state, doc_ids)
-    table = dispatch.angles(x, x.shape[1] - time)
-    y = rotary_conv(x, taps[:, 0].T.contiguous(), doc_ids, *table, 2, 1)
-    return y.flatten(-2)[:, -time:], after
-
-
-def _rotary_definition(x, taps, state, doc_ids):
-    y, after = _conv_definition(x, taps, state, doc_ids)
-    return dispatch.turned(y), after
-
-
-ROTARY_ON_CPU = Kernel("convolution and rotary embedding", _rotary_on_cpu, _rotary_definition, dispatch.conv_inputs)
