@@ -161,6 +161,35 @@ def test_draws_for_a_file_do_not_depend_on_its_batches(workdir, capsys):
     assert collected[0] == collected[1]
 
 
+def test_an_interrupted_file_is_continued(workdir, capsys, monkeypatch):
+    """Draws of prompts that are left do not depend on which ones that are. Other settings continue nothing."""
+    (workdir / "file.txt").write_text("one\ntwo and three\nfour\nfive or six\n")
+    arguments = ["words", "--prompts", "file.txt", "--temperature", "1", "--max-tokens", "9", "--batch-size", "1"]
+    output_of(capsys, *arguments, "--out", "whole")
+    batch, asked, left = Writer._batch, [], 2
+
+    def interrupted(self, indices, *args, **options):
+        if len(asked) == left:
+            raise KeyboardInterrupt
+        asked.extend(indices)
+        return batch(self, indices, *args, **options)
+
+    monkeypatch.setattr(Writer, "_batch", interrupted)
+    assert main(["generate", *arguments, "--device", "cpu", "--out", "out"]) == 130
+    (part,) = workdir.glob("out.*.part")
+    assert f"interrupted; the answers so far are in {part.name}. The same command continues" in capsys.readouterr().err
+    with part.open("a") as file:
+        file.write('{"index": 0, "sl')  # half a line of a process that was killed
+    left = None
+    output_of(capsys, *arguments, "--out", "out", "--seed", "1")
+    assert sorted(asked[2:]) == [0, 1, 2, 3]
+    (workdir / "out").unlink()
+    output_of(capsys, *arguments, "--out", "out")
+    assert sorted(asked[:2] + asked[6:]) == [0, 1, 2, 3]
+    assert (workdir / "out").read_text() == (workdir / "whole").read_text()
+    assert not part.exists()
+
+
 def test_a_playground_run_uses_the_vocabulary_of_its_task(workdir, capsys):
     text = output_of(capsys, "played", "bos x3 x1 x4 ans", "--max-tokens", "5")
     assert text.startswith("bos x3 x1 x4 ans ")

@@ -1,5 +1,6 @@
 """`canonlm generate`: continue a prompt, or each prompt of a file."""
 
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from canonlm.cli import later
 from canonlm.cli.options import Device, Dtype, Model, Step, Tokenizer, TrustModel, Variant, opened
 from canonlm.cli.status import Count, load_torch
 from canonlm.core.errors import expected, writing
-from canonlm.core.files import make_folder, write_text
+from canonlm.core.files import append, make_folder, write_text
 from canonlm.core.untrusted import parse_json
 from canonlm.suites.reading import text_of
 
@@ -105,7 +106,17 @@ def generate(
             print()
         return 0
     assert out is not None
-    _answer(writer, rows, max_tokens or DEFAULT_TOKENS, stop or [], out)
+    limit, stop = max_tokens or DEFAULT_TOKENS, stop or []
+    about = [subject.about[key] for key in ("fingerprint", "tokenizer", "dtype")]
+    key = hashlib.sha256(json.dumps([about, rows, limit, stop, begin, repr(sampling)]).encode()).hexdigest()
+    answered = out.with_name(f"{out.name}.{key[:8]}.part")
+    try:
+        _answer(writer, rows, limit, stop, out, answered)
+    except KeyboardInterrupt:
+        print(
+            f"canonlm: interrupted; the answers so far are in {answered}. The same command continues.", file=sys.stderr
+        )
+        return 130
     return 0
 
 
@@ -115,25 +126,41 @@ def _shown(text: str) -> str:
 
 
 def _answer(
-    writer: "later.generation.Writer", rows: list[dict[str, Any]], max_tokens: int, stop: list[str], out: Path
+    writer: "later.generation.Writer",
+    rows: list[dict[str, Any]],
+    max_tokens: int,
+    stop: list[str],
+    out: Path,
+    answered: Path,
 ) -> None:
-    """Answer all prompts, in order, into a file that is complete or absent. FloatingPointError: the model's logits are
-    not finite for any of them."""
+    """Answer all prompts, in order, into a file that is complete or absent. `answered` has the answers until then, and
+    those that an earlier process wrote. FloatingPointError: the model's logits are not finite for any of them."""
     with writing("--out", out, "file"):
         make_folder(out.parent)
-    texts: dict[int, str] = {}
+        kept = later.run_answers.rows_in(answered, cut=True)
+    answers = {
+        index: row for index, row in kept.items() if isinstance(row.get("output"), str) and 0 <= index < len(rows)
+    }
     with Count(len(rows), "written") as count:
-        for index, text in writer.write([row["prompt"] for row in rows], max_tokens, stop):
-            texts[index] = text
-            count("written", len(texts))
-    if bad := len(writer.not_finite):
+        count("written", len(answers))
+        for index, text in writer.write([row["prompt"] for row in rows], max_tokens, stop, done=answers):
+            finite = index not in writer.not_finite
+            answers[index] = {"index": index, "slice": {}, "right": {}, "output": text, "finite": finite}
+            with writing("--out", answered, "file"), append(answered) as file:
+                file.write(f"{json.dumps(answers[index])}\n".encode())
+            count("written", len(answers))
+    if bad := sum(answer.get("finite") is False for answer in answers.values()):
         why = f"the model's logits are not finite (NaN) in {bad:,} of {len(rows):,} prompts"
         if bad == len(rows):
+            answered.unlink()
             raise FloatingPointError(f"{why}: nothing is written")
         print(f"canonlm: {why}", file=sys.stderr)
-    lines = [json.dumps({**row, "text": texts[index]}, ensure_ascii=False) for index, row in enumerate(rows)]
+    lines = [
+        json.dumps({**row, "text": answers[index]["output"]}, ensure_ascii=False) for index, row in enumerate(rows)
+    ]
     with writing("--out", out, "file"):
         write_text(out, "".join(f"{line}\n" for line in lines))
+        answered.unlink()
     print(f"{len(rows):,} prompts answered: {out}")
 
 

@@ -1,7 +1,7 @@
 """Text in, text out: generation in batches, for evaluations that grade texts, and for people."""
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -64,16 +64,20 @@ class Writer:
         """The number of tokens in the text, without special tokens."""
         return len(self._encode(text))
 
-    def write(self, prompts: Sequence[str], max_new_tokens: int, stop: Sequence[str] = ()) -> Iterator[tuple[int, str]]:
+    def write(
+        self, prompts: Sequence[str], max_new_tokens: int, stop: Sequence[str] = (), *, done: Collection[int] = ()
+    ) -> Iterator[tuple[int, str]]:
         """`(index, text)` for each prompt, as batches finish, the longest first. The text is the model's continuation:
         at most `max_new_tokens` tokens, up to its end-of-text token or the first of `stop` (neither is part of it).
+        done: the indices of prompts to leave out.
 
         ValueError, before anything is written: a prompt with its answer is longer than the model's context. Later: the
         batch does not fit into memory (with `batch_size=None`: not even one prompt does).
         """
         ids = self.check(prompts, max_new_tokens)
         self.not_finite.clear()
-        return self._write(ids, max_new_tokens, [x for x in stop if x])
+        order = [index for index in range(len(ids)) if index not in done]
+        return self._write(ids, order, max_new_tokens, [x for x in stop if x])
 
     def check(self, prompts: Sequence[str], max_new_tokens: int, name: str = "prompt {}") -> list[list[int]]:
         """The prompts in tokens. ValueError if one with its answer is longer than the model's context."""
@@ -87,9 +91,11 @@ class Writer:
         if self._batch([0], [ids], max_new_tokens, stop, monitor=_Finite(), streamer=streamer) is None:
             raise ValueError(f"{len(ids) + max_new_tokens:,} tokens do not fit into memory")
 
-    def _write(self, prompts: list[list[int]], max_new_tokens: int, stop: Sequence[str]) -> Iterator[tuple[int, str]]:
+    def _write(
+        self, prompts: list[list[int]], order: list[int], max_new_tokens: int, stop: Sequence[str]
+    ) -> Iterator[tuple[int, str]]:
         # The longest first: if they do not fit into memory, that shows at once.
-        order = sorted(range(len(prompts)), key=lambda index: -len(prompts[index]))
+        order.sort(key=lambda index: -len(prompts[index]))
         done = 0
         while done < len(order):
             width = len(prompts[order[done]]) + max_new_tokens
