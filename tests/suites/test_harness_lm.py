@@ -387,5 +387,17 @@ def test_arguments_of_the_command_line_open_the_model(llama):
     assert lm.get_model_info()["canonlm"]["source"] == llama
 
 
+def test_logits_that_are_not_finite_are_said_in_the_results(caplog):
+    broken = subject("llama")
+    with torch.no_grad():
+        broken.model.lm_head.weight[:] = torch.nan
+    lm = CanonLM(broken)
+    scores(lm)
+    written(lm)
+    info = lm.get_model_info()
+    assert info["questions"] == info["not_finite"] > 0
+    assert f"are not finite (NaN) in {info['questions']} of {info['questions']} questions" in caplog.text
+
+
 def test_the_harness_keeps_its_own_models():
     assert {"canonlm", "hf", "vllm", "dummy", "local-completions"} <= set(model_registry.keys())

@@ -251,8 +251,13 @@ class CanonLM(HFLM):
         return max(1, min(self.max_batch_size, CPU_TOKENS // min(length, self.max_length)))
 
     def get_model_info(self) -> dict[str, Any]:
-        """The model's entry in the harness's results."""
+        """The model's entry in the harness's results, which asks for it after all questions."""
+        if self.not_finite:
+            why = "the model's logits are not finite (NaN) in %s of %s questions"
+            _log.warning(why, f"{self.not_finite:,}", f"{self.questions:,}")
         return {
+            "questions": self.questions,
+            "not_finite": self.not_finite,
             "model_num_parameters": self.model.num_parameters(),
             "model_dtype": str(self.model.dtype),
             "model_revision": self.revision,
