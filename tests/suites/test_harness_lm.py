@@ -387,7 +387,7 @@ def test_arguments_of_the_command_line_open_the_model(llama):
     assert lm.get_model_info()["canonlm"]["source"] == llama
 
 
-def test_logits_that_are_not_finite_are_said_in_the_results(caplog):
+def test_the_results_count_logits_that_are_not_finite(caplog):
     broken = subject("llama")
     with torch.no_grad():
         broken.model.lm_head.weight[:] = torch.nan
