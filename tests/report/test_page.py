@@ -13,6 +13,8 @@ from rich.console import Console
 import canonlm
 from canonlm.report import best_table, load_play, rate_table, summarise, write_report
 from canonlm.report import tables as terminal_tables
+from canonlm.report.section import ranking
+from canonlm.runs.load import read_runs
 from canonlm.runs.seed_statistics import gaffke_interval
 
 NASTY = "<img src=x onerror=alert(1)>"
@@ -63,6 +65,20 @@ def test_the_page_contains_the_expected_text(written):
                  "window length (tokens)", "a laptop", "canonlm play demo --arch", "1.06 M",
                  "undecided, a verdict needs", "best learning rate"):  # fmt: skip
         assert text in visible_text(written)
+
+
+def test_scores_that_look_equal_are_marked_alike(tmp_path):
+    """100.0 % is shown for 9,999 and 10,000 of 10,000 right answers: neither is the best."""
+    for arch, right in (("llama", 9999), ("gla5", 10000), ("gdn2", 5000)):
+        write_run(tmp_path / "runs" / arch, arch=arch, evals=[evaluation(10, {("k", 1): (right, 10000)})])
+
+    def marks(archs):
+        table = ranking(archs, ["k=1"], {})[0]["table"]
+        return {row[0]: mark for row, mark in zip(table["rows"], table["marks"], strict=True)}
+
+    archs = summarise(read_runs((tmp_path / "runs").iterdir())[0])
+    assert marks(archs) == {"llama": "best", "gla5": "best", "gdn2": ""}
+    assert set(marks([a for a in archs if a.arch != "gdn2"]).values()) == {""}
 
 
 def test_text_from_runs_stays_text(tmp_path, written):

@@ -178,7 +178,7 @@ def _numbers(profile: Profile) -> Block:
             upto = quantity(task.task, hardest).label if hardest else "–" if hardest is None else "none"
             rows.append([task.label if place == 0 else "", arm.arch, *_against(versus, profile), score, solved, upto,
                          percent(task.chance)])  # fmt: skip
-            marks.append("best" if arm.score and arm.score.mean == _best(task) else "")
+            marks.append("best" if arm.score and percent(arm.score.mean) == _best(task) else "")
         if task.itself is not None:
             rows.append(["", f"{profile.archs[0]}, other seeds", *_against(task.itself, profile), "", "", "", ""])
             marks.append("aside")
@@ -209,10 +209,10 @@ def _against(versus: Versus | None, profile: Profile) -> list[Cell]:
     return [times, gap]
 
 
-def _best(task: TaskProfile) -> float | None:
-    """The highest score; None if no two scores differ."""
-    means = {arm.score.mean for arm in task.arms if arm.score}
-    return max(means) if len(means) > 1 else None
+def _best(task: TaskProfile) -> str | None:
+    """The highest score, as the page shows it; None if no two shown scores differ."""
+    means = [arm.score.mean for arm in task.arms if arm.score]
+    return percent(max(means)) if len(set(map(percent, means))) > 1 else None
 
 
 def _runs(profile: Profile) -> Block:

@@ -109,8 +109,10 @@ def ranking(archs: Sequence[Architecture], keys: Sequence[str], chance: Mapping[
         rows.append(
             [a.arch, *cells, short(a.parameters), *[short_bytes(a.state_bytes)] * counted, short(a.tokens_per_s)]
         )
-    means = [a.best.mean for a in ordered if a.best and a.best.mean is not None]
-    marks = ["best" if len(means) > 1 and a.best and a.best.mean == means[0] > means[-1] else "" for a in ordered]
+    say = quantity(task, archs[0].score).say
+    shown = ["" if a.best is None or a.best.mean is None else say(a.best.mean) for a in ordered]
+    scores = list(filter(None, shown))
+    marks = ["best" if scores and each == scores[0] != scores[-1] else "" for each in shown]
     if guesses:
         rows.append(
             ["chance", *(percent(guesses[key]) if key in guesses else "" for key in keys), *[""] * (4 + counted)]
@@ -124,7 +126,7 @@ def ranking(archs: Sequence[Architecture], keys: Sequence[str], chance: Mapping[
     when = f"After {count_of(steps.pop(), 'training step')}" if len(steps) == 1 else "At the end of training"
     note = f"{when}, each architecture at its best learning rate.{small}"
     note += " Bytes of state: what the model keeps of one window to continue it." if counted else ""
-    return [table(head, rows, marks), *([{"note": note}] if means else [])]
+    return [table(head, rows, marks), *([{"note": note}] if scores else [])]
 
 
 def _scores(task: TaskInfo, rate: Rate, keys: Sequence[str], guesses: Mapping[str, float]) -> list[Cell]:
