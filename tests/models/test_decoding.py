@@ -349,16 +349,27 @@ def test_cropping_is_exact(model, removed, packed, recorded_from):
 
 
 @cases()
-def test_a_recorded_past_has_no_padding_after_tokens(model):
-    """Where a past is recorded, a state has a column for every token, padding included."""
-    mask, cache = torch.ones(2, 6, dtype=torch.long), dynamic(model)
-    mask[0, 4:] = 0
-    cache.activate_past_recording()
-    if not model.model.convolves and model.config.sliding_window is None:
-        in_chunks(model, ids(2, 6), [6], cache, mask)
-        return
-    with pytest.raises(ValueError, match="attention_mask: expected padding at the start of rows only"):
-        in_chunks(model, ids(2, 6), [6], cache, mask)
+def test_a_recorded_past_with_padding(model):
+    """Drafts may contain the padding token: it is read between tokens, removed with some of them, and read again."""
+    tokens, mask = ids(2, 12), torch.ones(2, 15, dtype=torch.long)
+    mask[0, [6, 7, 13]] = mask[1, [0, 1, 9]] = 0
+    padded, expected = torch.full((2, 15), 7), whole(model, tokens)
+    padded[mask != 0] = tokens.flatten()
+    for recorded_from in (0, 8):
+        cache = dynamic(model)
+        if recorded_from:
+            in_chunks(model, padded[:, :recorded_from], [recorded_from], cache, mask[:, :recorded_from])
+        cache.activate_past_recording()
+        if model.config.sliding_window is not None:
+            with pytest.raises(ValueError, match="attention_mask: expected padding at the start of rows only"):
+                in_chunks(model, padded, [15 - recorded_from], cache, mask)
+            return
+        in_chunks(model, padded, [4, 11] if recorded_from == 0 else [7], cache, mask)
+        for removed, sizes in ((5, [1, 3, 1]), (2, [2])):
+            cache.crop(-removed)
+            last = torch.arange(15) >= 15 - removed
+            got = in_chunks(model, padded, sizes, cache, mask)
+            assert_close(got[mask[:, last] != 0], expected[last[None].expand(2, -1)[mask != 0].view(2, 12)], **EXACT)
 
 
 @cases()

@@ -9,9 +9,9 @@ from transformers import Cache
 
 from canonlm.canon.apply import canon_all, canon_gated, canon_normed, canon_rotary
 from canonlm.canon.layer import kernel_size_of
-from canonlm.models.cache import Layout, read_conv_state, records_past
+from canonlm.models.cache import Layout, read_conv_state, records_past, write_recorded
 from canonlm.models.norm import RMSNorm
-from canonlm.ops.canon_conv import NONE, State, masked
+from canonlm.ops.canon_conv import NONE, State
 
 Result = TypeVar("Result")
 
@@ -85,9 +85,9 @@ def _run(
     before = read_conv_state(layer, slot.state_idx, kernel, slot.layout)
     if layer.record_past:
         result, _ = form(State(before, True))
-        after: Tensor | None = torch.cat(masked(xs, slot.layout), dim=-1).transpose(1, 2)  # the library cuts it itself
-    else:
-        result, after = form(State(before, True, place))
+        write_recorded(layer, slot.state_idx, kernel, torch.cat(list(xs), dim=-1), slot.layout.attention_mask)
+        return result
+    result, after = form(State(before, True, place))
     if after is not place:
         layer.update_conv_state(after, state_idx=slot.state_idx, conv_kernel_size=kernel)
     return result

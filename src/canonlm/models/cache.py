@@ -16,7 +16,7 @@ from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer, Stat
 from canonlm.core.errors import expected, unsupported
 from canonlm.ops.canon_conv import for_kernels
 from canonlm.ops.varlen import Layout as Layout
-from canonlm.ops.varlen import has_gaps, has_padding_after, previous_real
+from canonlm.ops.varlen import has_gaps, previous_real
 
 
 def for_canon(layout: Layout, h_BTD: Tensor, cache: Cache | None) -> Layout:
@@ -25,18 +25,9 @@ def for_canon(layout: Layout, h_BTD: Tensor, cache: Cache | None) -> Layout:
     if mask is not None:
         compiles, past = torch.compiler.is_compiling(), None if cache is None else cache.get_seq_length()
         filled = not compiles and bool(past)
-        if cache is not None and not compiles and has_padding_after(mask != 0, filled):
-            refuse_recorded(cache)
         if has_gaps(mask != 0, filled):
             return replace(layout, gaps=True)
     return for_kernels(layout, h_BTD)
-
-
-def refuse_recorded(cache: Cache) -> None:
-    """InvalidSetting if the cache keeps its past column by column. For masks with padding after tokens."""
-    if any(map(records_past, cache.layers)):
-        what = "padding at the start of rows only, while the cache records its past (prompt lookup, crop)"
-        raise unsupported("attention_mask", what, "a mask with padding after tokens")
 
 
 def keep_last(layer: Any, keys_BHSE: Tensor, values_BHSE: Tensor, order_BL: Tensor) -> None:
@@ -139,15 +130,38 @@ def read_conv_state(layer: Any, state_idx: int, kernel: int, layout: Layout) -> 
     state = layer.conv_states[state_idx]
     if state is None:
         return None
-    if layout.continues is None and state.shape[-1] == kernel and not torch.is_grad_enabled():
-        return state
-    state = state[..., -kernel:]  # longer while the past is recorded
-    state = torch.nn.functional.pad(state, (kernel - state.shape[-1], 0))
-    if layout.continues is None:
-        return state
-    # A state holds inputs of the row's last document only; a recorded past holds them all, column by column.
-    keep = layout.continues[:, -kernel:] if layer.record_past else layout.continues[:, -1:].expand(-1, kernel)
-    return state * torch.nn.functional.pad(keep, (kernel - keep.shape[1], 0))[:, None].to(state.dtype)
+    if not layer.record_past:  # a state holds inputs of the row's last document only
+        if layout.continues is None and state.shape[-1] == kernel and not torch.is_grad_enabled():
+            return state
+        state = _padded(state, kernel)[..., -kernel:]
+        return state if layout.continues is None else state * layout.continues[:, -1:, None].to(state.dtype)
+    # A recorded past holds all of them, column by column, and NaN at padding: see `write_recorded`.
+    state = _padded(state, kernel)
+    kept = ~state[:, 0].isnan()
+    order = kept.int().argsort(dim=-1, stable=True)[:, -kernel:]
+    if layout.continues is not None:
+        kept = kept & _padded(layout.continues, kept.shape[1])[:, -kept.shape[1] :]
+    state = state.gather(2, order[:, None].expand(-1, state.shape[1], -1))
+    return state.masked_fill(~kept.gather(1, order)[:, None], 0)
+
+
+def _padded(x: Tensor, length: int) -> Tensor:
+    """`x` with at least that many columns, of zeros at the start."""
+    return torch.nn.functional.pad(x, (max(0, length - x.shape[-1]), 0))
+
+
+def write_recorded(layer: Any, state_idx: int, kernel: int, inputs_BTC: Tensor, mask_BT: Tensor | None) -> None:
+    """Append inputs to the past that a layer of the cache records. Padding has a column, too: drafts may contain the
+    padding token, which the library then masks."""
+    columns = inputs_BTC.transpose(1, 2)
+    if mask_BT is None:
+        layer.update_conv_state(columns, state_idx=state_idx, conv_kernel_size=kernel)
+        return
+    padding = mask_BT == 0
+    layer.update_conv_state(
+        columns.masked_fill(padding[:, None], torch.nan), state_idx=state_idx, conv_kernel_size=kernel
+    )
+    layer.conv_kernel_size[state_idx] += int(padding.sum(1).max())  # the columns that the library's `crop` keeps
 
 
 def fill_unused_states(cache: Cache | None, layer_idx: int, used: int, x_BTC: Tensor) -> None:

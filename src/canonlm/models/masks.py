@@ -8,7 +8,8 @@ from torch import Tensor
 from transformers import Cache
 from transformers.masking_utils import causal_mask_function, create_causal_mask, create_sliding_window_causal_mask
 
-from canonlm.models.cache import refuse_recorded
+from canonlm.core.errors import unsupported
+from canonlm.models.cache import records_past
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.positions import alibi_mask
 from canonlm.ops.varlen import has_padding_after
@@ -39,7 +40,9 @@ def make_mask(
         if torch.compiler.is_compiling() or has_padding_after(real, after=False):
             # The library's caches and windows count columns. Ours count tokens: caches keep the last, after padding.
             if cache is not None:
-                refuse_recorded(cache)
+                if any(map(records_past, cache.layers)):
+                    what = "padding at the start of rows only, while the cache of a window records its past (crop)"
+                    raise unsupported("attention_mask", what, "a mask with padding after tokens")
                 places = padding_first(real[:, :-new])
                 real = torch.cat([real[:, :-new].gather(1, places), real[:, -new:]], dim=1)
                 if doc_ids is not None:

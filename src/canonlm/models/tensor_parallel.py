@@ -23,6 +23,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from canonlm.canon.layer import CanonLayer, on_this_device
+from canonlm.core.distributed import sum_over
 from canonlm.core.errors import expected
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.mixers.base import MIXERS, Mixer, SumOfGradients
@@ -179,9 +180,7 @@ class _SumOverGroup(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
-        total = x.clone()
-        dist.all_reduce(total, group=group)
-        return total
+        return sum_over(x, group)
 
     @staticmethod
     def backward(ctx, dy: Tensor) -> tuple[Tensor, None]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from canonlm.canon.layer import on_this_device
 from canonlm.canon.sites import OF_MIXER, members
 from canonlm.canon.variants import make_canon
+from canonlm.core.distributed import sum_over
 from canonlm.models.settings import Config, check_divides, check_positive
 from canonlm.models.show import by_projection
 
@@ -118,9 +119,7 @@ class SumOfGradients(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy: Tensor) -> tuple[Tensor, None]:
-        total = dy.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
+        return sum_over(dy, ctx.group), None
 
 
 MIXERS: dict[str, type[Mixer]] = {}
