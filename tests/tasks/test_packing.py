@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused
 
 from canonlm import tasks
 
@@ -123,35 +124,7 @@ def test_tasks_can_be_pickled():
         ),
         (lambda: tasks.get("depo", difficulty="depo1-226"), 'Did you mean "depo1-225"?'),
         (lambda: tasks.get("depo", name_vocb=3), 'unknown setting "depo.name_vocb". Did you mean "depo.name_vocab"?'),
-        (lambda: tasks.get("depo", N=2), "depo.N: expected an integer >= 3 and <= 100000, got 2"),
-        (lambda: tasks.get("depo", N="9"), 'depo.N: expected an integer >= 3 and <= 100000, got "9"'),
-        (lambda: tasks.get("depo", N=True), "depo.N: expected an integer"),
-        (lambda: tasks.get("depo", N=10.0), "depo.N: expected an integer"),
-        (
-            lambda: tasks.get("depo", N=2551),
-            "depo.N: expected at most 2550, the number of different names of 1 to 2 tokens out of 50, got 2551",
-        ),
-        (lambda: tasks.get("depo", K=0), "depo.K: expected an integer >= 1"),
-        (lambda: tasks.get("depo", N=8), "depo.N: expected an integer > K (8), or test questions would go round the"),
-        (lambda: tasks.get("depo", M=0), "depo.M: expected an integer >= 1"),
-        (
-            lambda: tasks.get("depo", min_name_len=3),
-            "depo.max_name_len: expected an integer >= min_name_len (3), got 2",
-        ),
-        (lambda: tasks.get("depo", max_name_len=30), "depo.name_vocab: expected fewer names"),
-        (lambda: tasks.get("mano", L=0), "mano.L: expected an integer >= 1"),
-        (lambda: tasks.get("mano", modulus=1), "mano.modulus: expected an integer >= 2"),
-        (lambda: tasks.get("mano", ops=""), 'mano.ops: expected letters out of a, s, m, d, each at most once, got ""'),
-        (lambda: tasks.get("mano", ops="aa"), "mano.ops: expected letters"),
-        (lambda: tasks.get("mano", ops="ax"), "mano.ops: expected letters"),
-        (lambda: tasks.get("mano", ops="d", modulus=30), "mano.ops: expected operators whose expressions have"),
-        (lambda: tasks.get("mano", synonyms=1), "mano.synonyms: expected true or false, got 1"),
-        (lambda: tasks.get("copying", N=0), "copying.N: expected an integer >= 1"),
-        (lambda: tasks.get("copying", N="many"), "copying.N: expected an integer >= 1"),
-        (
-            lambda: tasks.get("copying", N=4, min_items=5),
-            "copying.min_items: expected an integer from 1 to N (4), got 5",
-        ),
+        (lambda: tasks.get("capo", people=5), 'unknown setting "capo.people"'),
         (lambda: TASKS[0].sample("tst", 0, 0), 'unknown split "tst". Did you mean "test"?'),
         (lambda: TASKS[0].sample("test", -1, 0), "seed: expected an integer from 0 to 2**63 - 1, got -1"),
         (lambda: TASKS[0].sample("test", 2**63, 0), "seed: expected"),
@@ -168,10 +141,8 @@ def test_tasks_can_be_pickled():
     ],
 )
 def test_mistakes_are_one_line(call, line):
-    with pytest.raises(ValueError) as error:
+    with refused(f"...{line}..."):
         call()
-    assert line in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 def test_specs_are_frozen_and_resolved():
