@@ -40,9 +40,3 @@ def test_rows_are_equally_likely(documents, fits):
         ]
     )
     fits([*Counter(tuple(token for token in doc[1:-2] if token < 3) for doc in docs).values()])
-
-
-def test_a_window_is_its_samples_even_with_many_triggers():
-    task = tasks.get("induction", N=20, triggers=50, shown=9)
-    row = task.windows("train", 3, 0, 1, seq_len=230).input_ids[0].tolist()
-    assert row == [token for j in range(10) for token in task.sample("train", 3, 0, j).tokens.tolist()]

@@ -82,19 +82,20 @@ def test_an_unfinished_answer_is_wrong(task, seed, data):
     assert all(verdict.correct for i, verdict in enumerate(verdicts) if i != at) or task.name == "copying"
 
 
-@given(ANY, SEED, JUNK)
+@given(st.sampled_from([*TASKS, tasks.get("lano", grammar="cfg3h")]), SEED, JUNK)
 def test_junk_is_wrong_and_never_raises(task, seed, junk):
     sample = task.sample("test", seed, 0)
-    verdicts = task.grade(sample, junk)
-    assert len(verdicts) == len(sample.queries)
-    flat = junk if isinstance(junk, list) else []
-    for query, verdict in zip(sample.queries, verdicts, strict=True):
-        right = sample.tokens[query.start : query.stop].tolist()
-        if verdict.correct:  # only if the junk happens to spell the answer
-            assert any(isinstance(x, list) and x[: len(right)] == right for x in [flat, *flat])
-        else:
-            assert verdict.why.startswith("expected ") or (task.name == "brevo" and verdict.why)
-            assert "\n" not in verdict.why
+    for output in (junk, [junk, junk], np.array([1.5]), np.zeros((2, 3)), [[1] * 10_000, [1] * 10_000]):
+        flat = output if isinstance(output, list) else []
+        for query, verdict in zip(sample.queries, task.grade(sample, output), strict=True):
+            assert verdict.slice == query.slice
+            right = sample.tokens[query.start : query.stop].tolist()
+            if verdict.correct:  # only if the junk happens to spell the answer
+                assert any(isinstance(x, list) and x[: len(right)] == right for x in [flat, *flat])
+            else:
+                assert verdict.why.startswith({"lano": "got "}.get(task.name, "expected ")) or task.name == "brevo"
+                assert verdict.why
+                assert "\n" not in verdict.why
 
 
 def test_only_answer_positions_are_read():
