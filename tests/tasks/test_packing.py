@@ -4,7 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused
 
@@ -29,13 +29,16 @@ TASKS = [
 ]
 TASKS += [tasks.get(name) for name in tasks.names() if name not in {"capo", *(task.name for task in TASKS)}]
 CAPO = tasks.get("capo", N=40, exposures=3)  # its windows are not those of `sample`
-ANY = st.sampled_from(TASKS)
+EACH = pytest.mark.parametrize("task", TASKS, ids=repr)
+FEW = settings(max_examples=5)
 SPLIT = st.sampled_from(["train", "valid", "test"])
 SEED = st.integers(0, 2**63 - 1)
 LOSS = st.sampled_from(["answer", "all", None])
 
 
-@given(ANY, SPLIT, SEED, st.integers(0, 2**62), st.integers(1, 300), LOSS)
+@EACH
+@FEW
+@given(SPLIT, SEED, st.integers(0, 2**62), st.integers(1, 300), LOSS)
 def test_a_window_is_its_samples_one_after_the_other(task, split, seed, w, seq_len, loss_on):
     window = task.windows(split, seed, w, 1, seq_len=seq_len, loss_on=loss_on)
     parts, j = [], 0
@@ -52,7 +55,9 @@ def test_a_window_is_its_samples_one_after_the_other(task, split, seed, w, seq_l
         np.testing.assert_array_equal(row[0], np.concatenate(expected)[:seq_len])
 
 
-@given(ANY, SPLIT, SEED, st.integers(0, 1000), st.integers(0, 6), st.integers(0, 6))
+@EACH
+@FEW
+@given(SPLIT, SEED, st.integers(0, 1000), st.integers(0, 6), st.integers(0, 6))
 def test_chunking_does_not_matter(task, split, seed, start, a, b):
     full = task.windows(split, seed, start, a + b, seq_len=50)
     left = task.windows(split, seed, start, a, seq_len=50)
@@ -61,7 +66,9 @@ def test_chunking_does_not_matter(task, split, seed, start, a, b):
         np.testing.assert_array_equal(row, np.concatenate(parts))
 
 
-@given(ANY, SPLIT, SEED, st.integers(0, 2**62), st.integers(1, 300))
+@EACH
+@FEW
+@given(SPLIT, SEED, st.integers(0, 2**62), st.integers(1, 300))
 def test_instances_are_the_complete_samples_of_a_window(task, split, seed, w, seq_len):
     row = task.windows(split, seed, w, 1, seq_len=seq_len).input_ids[0]
     at = 0
@@ -85,7 +92,9 @@ def test_splits_seeds_and_windows_differ(task):
     assert window() == window()
 
 
-@given(st.sampled_from([*TASKS, CAPO]), SPLIT, SEED, st.integers(0, 2**62), st.integers(0, 2**62))
+@pytest.mark.parametrize("task", [*TASKS, CAPO], ids=repr)
+@FEW
+@given(SPLIT, SEED, st.integers(0, 2**62), st.integers(0, 2**62))
 def test_labels(task, split, seed, index, j):
     answer = task.sample(split, seed, index, j, loss_on="answer")
     everything = task.sample(split, seed, index, j, loss_on="all")
@@ -99,7 +108,9 @@ def test_labels(task, split, seed, index, j):
     assert answer.tokens.max() < len(task.vocab)
 
 
-@given(ANY, SPLIT, SEED)
+@EACH
+@FEW
+@given(SPLIT, SEED)
 def test_show(task, split, seed):
     sample = task.sample(split, seed, 0)
     shown = task.show(sample)
