@@ -70,7 +70,7 @@ def test_formulas_have_the_stated_probabilities(documents, fits, brackets):
     fits([counts[each] for each in every], [*every.values()])
     lengths = Counter(len(doc) - 3 for doc in documents(task, "train", 3000))
     assert {*lengths} == {*range(3, 10, 1 if brackets else 2)}
-    fits([*lengths.values()])
+    fits(lengths.values())
 
 
 @pytest.mark.parametrize("brackets", [False, True])

@@ -81,6 +81,3 @@ def folder(tmp_path: Path) -> Path:
     for name in FILES:
         (tmp_path / f"{name}.txt").write_text("Only; One\n" if name == "company" else "Only\n")
     return tmp_path
-
-
-# -- templates --------------------------------------------------------------------------------------------------------

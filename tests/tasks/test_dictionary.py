@@ -62,9 +62,9 @@ def test_slots_are_equally_likely(documents, fits):
     assert {*kinds} == {"kk", "kn", "nk"}  # one of the first two never has noise
     fits([kinds["kn"], kinds["nk"], kinds["kk"] / 2, kinds["kk"] / 2])
     plain = documents(tasks.get("dictionary", N=3, keys=2, values=2), "train", 20_000)
-    fits([*Counter(tuple(doc[1:5]) for doc in plain if doc[1] != doc[3]).values()])  # 2 orders of keys, 4 of values
-    fits([*Counter((doc[1], doc[3]) for doc in plain).values()])
-    fits([*Counter(doc[5] == doc[3] for doc in plain if doc[1] != doc[3]).values()])
+    fits(Counter(tuple(doc[1:5]) for doc in plain if doc[1] != doc[3]).values())  # 2 orders of keys, 4 of values
+    fits(Counter((doc[1], doc[3]) for doc in plain).values())
+    fits(Counter(doc[5] == doc[3] for doc in plain if doc[1] != doc[3]).values())
     fuzzy = documents(tasks.get("dictionary", N=2, values=2, keys=2, key_length=2, value_length=2), "train", 40_000)
     keys = Counter(tuple(token for token in doc[1 : len(doc) // 2 + 1] if token < 3) for doc in fuzzy)
     fits([keys[1,], keys[2,], keys[1, 2], keys[2, 1]])

@@ -30,13 +30,8 @@ def test_rows_are_equally_likely(documents, fits):
     docs = documents(tasks.get("induction", N=6, words=2, triggers=3, shown=2), "train", 10_000)
     places = [tuple(at for at, token in enumerate(doc[1:-2]) if token > 2) for doc in docs]
     assert len({*places}) == 6  # two blocks of two among four slots
-    fits([*Counter(places).values()])
-    fits([*Counter(tuple(token for token in doc[1:-2] if token > 2) for doc in docs).values()])
-    fits(
-        [
-            *Counter(
-                (doc[1:-2].index(doc[-2]) == place[0], doc[-1]) for doc, place in zip(docs, places, strict=True)
-            ).values()
-        ]
-    )
-    fits([*Counter(tuple(token for token in doc[1:-2] if token < 3) for doc in docs).values()])
+    fits(Counter(places).values())
+    fits(Counter(tuple(token for token in doc[1:-2] if token > 2) for doc in docs).values())
+    chosen = Counter((doc[1:-2].index(doc[-2]) == place[0], doc[-1]) for doc, place in zip(docs, places, strict=True))
+    fits(chosen.values())
+    fits(Counter(tuple(token for token in doc[1:-2] if token < 3) for doc in docs).values())

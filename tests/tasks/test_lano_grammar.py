@@ -230,11 +230,9 @@ def test_mistakes_in_a_file(tmp_path, content, line):
 
 
 def test_no_such_grammar(tmp_path):
-    with pytest.raises(
-        ValueError, match=r'unknown grammar "cfg3z". Did you mean "cfg3[a-z0-9]*"\? Grammars: cfg3b, cfg3e1'
-    ):
+    with refused('...unknown grammar "cfg3z". Did you mean "cfg3..."? Grammars: cfg3b, cfg3e1...'):
         Grammar.load("cfg3z")
-    with pytest.raises(ValueError, match=r"none\.txt: cannot be read \(No such file or directory\)"):
+    with refused("...none.txt: cannot be read (No such file or directory)..."):
         Grammar.read(tmp_path / "none.txt")
 
 

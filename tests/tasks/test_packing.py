@@ -4,31 +4,13 @@ import pickle
 
 import numpy as np
 import pytest
+from every_task import CAPO, TASKS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused
 
 from canonlm import tasks
 
-TASKS = [
-    tasks.get("depo", N=12, K=4),
-    tasks.get("depo", N=18, K=16, M=3, name_vocab=3, min_name_len=2, max_name_len=3),
-    tasks.get("mano", L=4),
-    tasks.get("mano", L=5, ops="asmd", modulus=7, synonyms=False),
-    tasks.get("copying", N=6),
-    tasks.get("copying", N=1),
-    tasks.get("brevo", N=9),
-    tasks.get("brevo", N=9, query="last_quarter", name_vocab=3, min_name_len=1, max_name_len=2),
-    tasks.get("mqar", pairs=6, test_pairs=[9]),
-    tasks.get("mano", L=5, test_lengths=[1, 4]),
-    tasks.get("lano", grammar="cfg3h"),
-    tasks.get("lano", grammar="small"),
-    tasks.get("induction", N=20, triggers=50, shown=9),
-    tasks.get("state"),
-    tasks.get("state", group="A4xZ5", inputs="generators", N=5, test_lengths=[9]),
-]
-TASKS += [tasks.get(name) for name in tasks.names() if name not in {"capo", *(task.name for task in TASKS)}]
-CAPO = tasks.get("capo", N=40, exposures=3)  # its windows are not those of `sample`
 EACH = pytest.mark.parametrize("task", TASKS, ids=repr)
 FEW = settings(max_examples=5)
 SPLIT = st.sampled_from(["train", "valid", "test"])
@@ -166,4 +148,3 @@ def test_specs_are_frozen_and_resolved():
     assert tasks.get("depo", difficulty="depo2-75", M=5).spec.M == 5
     with pytest.raises(ValueError):
         TASKS[0].spec.N = 5
-    assert {"brevo", "capo", "copying", "depo", "lano", "mano", "mqar"} <= {*tasks.names()}

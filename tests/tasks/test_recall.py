@@ -96,14 +96,14 @@ def test_bindings_questions_and_noise_have_the_stated_probabilities(documents, f
     task = tasks.get("recall", pairs=2, keys=3, values=3, test_pairs=[2], noise=0.5, noise_words=2, space=2)
     docs = documents(task, "test", 6000)
     names = [task.vocab.text(doc).split() for doc in docs]
-    fits([*Counter((doc[i], doc[i + 1]) for doc in names for i in range(1, 9, 2) if doc[i][0] == "k").values()])
-    fits([*Counter(tuple(i for i in range(1, 9, 2) if doc[i][0] == "n") for doc in names).values()])  # 6 choices
+    fits(Counter((doc[i], doc[i + 1]) for doc in names for i in range(1, 9, 2) if doc[i][0] == "k").values())
+    fits(Counter(tuple(i for i in range(1, 9, 2) if doc[i][0] == "n") for doc in names).values())  # 6 choices
     order = Counter(tuple(i for i in range(10, 18, 2) if doc[i][0] == "k") for doc in names)
     assert len(order) == 6
-    fits([*order.values()])
+    fits(order.values())
     fits([*Counter(doc[1:10].index(next(x for x in doc[10:] if x[0] == "k")) < doc[1:10].index(
         [x for x in doc[10:] if x[0] == "k"][1]) for doc in names).values()])  # fmt: skip
-    fits([*Counter((doc[i], doc[i + 1]) for doc in names for i in range(10, 18, 2) if doc[i][0] == "n").values()])
+    fits(Counter((doc[i], doc[i + 1]) for doc in names for i in range(10, 18, 2) if doc[i][0] == "n").values())
 
 
 def test_questions_are_asked_after_gaps_drawn_by_a_power_distribution(documents, fits):
@@ -125,12 +125,12 @@ def test_rows_of_several_words_updates_and_levels_are_equally_likely(documents, 
     fits([keys[row] for row in ((2,), (3,), (2, 2), (2, 3), (3, 2), (3, 3))], [1 / 4] * 2 + [1 / 8] * 4)
     forgetting = tasks.get("recall", pairs=4, keys=4, values=6, test_pairs=[4], updates=0.5)
     docs = documents(forgetting, "test", 3000)
-    fits([*Counter(tuple(doc.index(doc[i]) for i in (9, 11)) for doc in docs).values()])
+    fits(Counter(tuple(doc.index(doc[i]) for i in (9, 11)) for doc in docs).values())
     stacked = tasks.get("recall", pairs=2, keys=6, levels=3, test_pairs=[2])
     hops = Counter(q.slice["hops"] for i in range(1500) for q in stacked.sample("test", 0, i).queries)
     fits([hops[1], hops[2], hops[3]])
     grid = documents(tasks.get("recall", pairs=4, keys=2, grid=True, test_pairs=[4]), "test", 6000)
-    fits([*Counter(tuple(zip(doc[1:13:3], doc[2:13:3], strict=True)) for doc in grid).values()])  # 24 orders
+    fits(Counter(tuple(zip(doc[1:13:3], doc[2:13:3], strict=True)) for doc in grid).values())  # 24 orders
 
 
 def test_a_guess_among_the_values_left_scores_chance():

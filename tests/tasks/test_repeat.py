@@ -40,9 +40,9 @@ def test_selective_repeats_the_words_without_noise(N, data, split, seed):
 def test_rows_are_equally_likely(documents, fits):
     docs = [tuple(doc[1:4]) for doc in documents(tasks.get("palindrome", N=3, words=2, test_lengths=[3]), "test", 2000)]
     fits([Counter(docs)[row] for row in itertools.product((2, 3), repeat=3)])
-    fits([*Counter(len(doc) for doc in documents(tasks.get("palindrome", N=3), "train", 2000)).values()])
+    fits(Counter(len(doc) for doc in documents(tasks.get("palindrome", N=3), "train", 2000)).values())
     docs = documents(tasks.get("selective", N=5, items=2, words=2, noise=2), "train", 10_000)
     counts = Counter(tuple(token if token < 4 else -1 for token in doc[1:6]) for doc in docs)
     assert len(counts) == comb(5, 2) * 4
-    fits([*counts.values()])
-    fits([*Counter(token for doc in docs for token in doc[1:6] if token > 3).values()])
+    fits(counts.values())
+    fits(Counter(token for doc in docs for token in doc[1:6] if token > 3).values())
