@@ -22,7 +22,7 @@ def documents():
 def fits():
     def check(observed, distribution=None):
         """Chi-square test of counts against a distribution (default: uniform). Fixed seeds make it deterministic."""
-        observed = np.asarray(observed, float)
+        observed = np.array([*observed], float)
         distribution = (
             np.full(len(observed), 1 / len(observed)) if distribution is None else np.asarray(distribution, float)
         )

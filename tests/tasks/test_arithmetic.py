@@ -1,4 +1,4 @@
-"""Arithmetic: Python's own evaluator, the distribution, and every mistake."""
+"""Arithmetic: Python's own evaluator and the distribution."""
 
 import itertools
 from collections import Counter
@@ -70,7 +70,7 @@ def test_formulas_have_the_stated_probabilities(documents, fits, brackets):
     fits([counts[each] for each in every], [*every.values()])
     lengths = Counter(len(doc) - 3 for doc in documents(task, "train", 3000))
     assert {*lengths} == {*range(3, 10, 1 if brackets else 2)}
-    fits([*lengths.values()])
+    fits(lengths.values())
 
 
 @pytest.mark.parametrize("brackets", [False, True])
@@ -83,53 +83,6 @@ def test_chance_is_the_share_of_the_likeliest_value(brackets, modulus, ops):
             shares[eval(formula) % modulus] += share
         np.testing.assert_allclose(task.value_distribution(n), [shares[i] for i in range(modulus)], atol=1e-12)
         assert task.chance({"n": n}) == pytest.approx(max(shares.values()))
-
-
-@pytest.mark.parametrize(
-    ("brackets", "text", "line"),
-    [
-        (False, "bos = 1", "position 3: expected bos, 1 to 40 tokens of a formula, = and its value, got 3 tokens"),
-        (False, "1 1 = 1", "position 0: expected bos, got 1"),
-        (False, "bos + = 1", "position 1: expected a number, got +"),
-        (False, "bos 1 1 1 = 1", "position 2: expected one of + - *, got 1"),
-        (False, "bos 1 + = 1", "position 3: expected a number, got ="),
-        (False, "bos 1 + 1 + 2", "position 4: expected =, got +"),
-        (False, "bos 1 + 2 * 4 = 2", "position 7: expected 4, got 2"),
-        (True, "bos 1 + 1 = 2", "position 2: expected a formula with brackets around every operation, got +"),
-        (True, "bos ( 1 + 1 = 2", "position 5: expected the rest of a formula, got ="),
-        (True, "bos ( 1 + 1 + 1 ) = 3", "position 5: expected a formula with brackets around"),
-        (True, "bos ( ( 1 ) ) = 1", "position 5: expected a formula with brackets around"),
-        (True, "bos - - 1 = 1", "position 2: expected a formula with brackets around every operation, got -"),
-        (True, "bos - ( 1 ) = 4", "position 2: expected a formula with brackets around every operation, got ("),
-        (True, "bos ( ) = 0", "position 2: expected a formula with brackets around every operation, got )"),
-        (True, "bos 1 ) = 1", "position 2: expected a formula with brackets around every operation, got )"),
-        (True, "bos ( - 1 ) = 1", "position 6: expected 4, got 1"),
-    ],
-)  # fmt: skip
-def test_malformed_samples(brackets, text, line):
-    task = tasks.get("arithmetic", brackets=brackets)
-    with pytest.raises(ValueError) as error:
-        task.read([task.vocab.ids[name] for name in text.split()])
-    assert line in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("settings", "line"),
-    [
-        ({"modulus": 1}, "arithmetic.modulus: expected an integer >= 2 and <= 20, got 1"),
-        ({"ops": "+/"}, 'arithmetic.ops: expected some of + - *, each at most once, got "+/"'),
-        ({"ops": ""}, 'arithmetic.ops: expected some of + - *, each at most once, got ""'),
-        (
-            {"test_lengths": [4]},
-            "arithmetic.test_lengths: expected different integers from 3 to 4095 in steps of 2, or",
-        ),
-        ({"N": 41, "test_lengths": ["1.5"]}, "or multiples of 41 such as x1.5, got ['1.5']"),
-    ],
-)
-def test_bad_settings(settings, line):
-    with pytest.raises(ValueError) as error:
-        tasks.get("arithmetic", **settings)
-    assert line in str(error.value)
 
 
 def test_test_lengths_may_be_multiples_of_the_longest_formula_of_training():

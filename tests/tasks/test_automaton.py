@@ -83,32 +83,3 @@ def test_chance_counts_all_words_and_words_are_uniform(documents, fits):
     counts = Counter(tuple(doc[1:-2]) for doc in documents(task, "train", 4000))
     words = [word for n in (1, 2, 3) for word in itertools.product((2, 3), repeat=n)]
     fits([counts[word] for word in words], [1 / 3 / 2 ** len(word) for word in words])
-
-
-@pytest.mark.parametrize(
-    ("settings", "line"),
-    [
-        ({"states": 31}, "automaton.states: expected an integer >= 2 and <= 30, got 31"),
-        ({"symbols": 1}, "automaton.symbols: expected an integer >= 2 and <= 26, got 1"),
-        ({"steps": "all"}, "automaton.steps: expected 'any' or 'permutations', got \"all\""),
-        ({"test_lengths": ["2x"]}, "expected different integers from 1 to 65536, or multiples of 32 such as x1.5, got"),
-    ],
-)
-def test_bad_settings(settings, line):
-    with pytest.raises(ValueError) as error:
-        tasks.get("automaton", **settings)
-    assert line in str(error.value)
-
-
-def test_malformed_samples():
-    task = tasks.get("automaton", number=1)
-    right = task.vocab.show(task.sample("test", 0, 0)).split()
-    wrong = {"yes": "no", "no": "yes"}[right[-1]]
-    for text, line in (
-        (["bos", "ans", "no"], "position 3: expected bos, 1 to 32 symbols, ans and yes or no, got 3 tokens"),
-        (["bos", "no", "ans", "no"], "position 1: expected a symbol, got no"),
-        ([*right[:-1], wrong], f"position {len(right) - 1}: expected {right[-1]}, got {wrong}"),
-    ):
-        with pytest.raises(ValueError) as error:
-            task.read([task.vocab.ids[name] for name in text])
-        assert str(error.value) == line

@@ -178,65 +178,6 @@ def test_by_hand_with_names_of_several_tokens():
     assert task.to_original(sample) == ids
 
 
-EDGES = "bos w1 w2 w2 w3"
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("", "position 0: expected bos, got the end"),
-        ("bos", "position 1: expected edges between 3 to 5 different nodes, got 0"),
-        ("bos w1 w2 query w2", "position 3: expected edges between 3 to 5 different nodes, got 2"),
-        ("bos w1 w2 w1 w2", "position 3: the edge from w1 to w2 a second time"),
-        ("bos w1 w2 w2 w3 w3 w1 query w1", "position 7: the edges before it form a cycle"),
-        ("bos w1 w2 w2 w3 w4 w4 query w3", "position 7: the edges before it form a cycle: w4 → w4"),
-        ("bos w1 w2 query", "position 3: expected edges"),
-        ("bos w1 query", "position 2: expected a name, got query"),
-        (EDGES, "position 5: expected query, got the end"),
-        (f"{EDGES} query w1 ans w1 end", "position 6: w1 has no parent"),
-        (f"{EDGES} query w4 ans w4 end", "position 6: w4 has no parent"),
-        (f"{EDGES} query w2 w1 w2 end", "position 7: expected ans, got w1"),
-        (f"{EDGES} query w2 ans w1 w2", "position 8: no end token"),
-        (f"{EDGES} query w2 ans w2 w1 end", "position 8: w2 comes before its parent w1"),
-        (f"{EDGES} query w2 ans w1 w2 w3 end", "position 8: w3 is not an ancestor of w2"),
-        (f"{EDGES} query w3 ans w1 w3 end", "position 8: misses w2"),
-        (f"{EDGES} query w2 ans w1 w2 end w3", "position 11: expected nothing after the end token"),
-    ],
-)
-def test_malformed_samples(text, line):
-    task = tasks.get("brevo", N=5)
-    with pytest.raises(ValueError) as error:
-        task.read([task.vocab.ids[name] for name in text.split()])
-    assert line in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-def test_more_children_than_a_node_may_have():
-    task = tasks.get("brevo", N=9)
-    with pytest.raises(ValueError, match="w1 has more than 4 parents or children"):
-        task.from_original([9999, 1, 2, 1, 3, 1, 4, 1, 5, 1, 6, 9997, 6, 9998, 1, 6, 9998])
-    with pytest.raises(ValueError, match="position 1: 9996 is not a token of brevo"):
-        task.from_original([9999, 9996])
-
-
-@pytest.mark.parametrize(
-    ("settings", "line"),
-    [
-        ({"N": 2}, "brevo.N: expected an integer >= 3 and <= 9996, got 2"),
-        ({"N": 21, "name_vocab": 4, "max_name_len": 2}, "brevo.N: expected at most 20, the number of different names"),
-        ({"name_vocab": 4, "min_name_len": 3}, "brevo.max_name_len: expected an integer >= min_name_len (3), got 1"),
-        ({"max_name_len": 2}, "brevo.name_vocab: expected an integer, as names have 1 to 2 tokens, got None"),
-        ({"name_vocab": 0}, "brevo.name_vocab: expected an integer >= 1"),
-        ({"name_vocab": 9, "max_name_len": 30}, "brevo.name_vocab: expected fewer names"),
-        ({"query": "first"}, "brevo.query: expected 'last' or 'last_quarter', got \"first\""),
-    ],
-)
-def test_bad_settings(settings, line):
-    with pytest.raises(ValueError) as error:
-        tasks.get("brevo", **settings)
-    assert line in str(error.value)
-
-
 # -- distributions ----------------------------------------------------------------------------------------------------
 
 

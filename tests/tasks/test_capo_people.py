@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
+from refusals import refused
 
 from canonlm.tasks.capo.people import (
     PEOPLE,
@@ -154,9 +155,7 @@ def test_more_people_than_names_is_one_clear_line():
     small = replace(load(), first=("Ann", "Bea"), middle=("Cy",), last=("Dee", "Eve", "Fox"))
     assert name_space(small.sizes) == check_people("capo.people", 6, small.sizes) == 6
     assert len({person(0, i, small).name for i in range(6)}) == 6
-    with pytest.raises(
-        ValueError, match=r"^person: expected at most 6 people \(the pools have 2 x 1 x 3 names\), got 7$"
-    ):
+    with refused("person: expected at most 6 people (the pools have 2 x 1 x 3 names), got 7"):
         person(0, 6, small)
     with pytest.raises(ValueError, match=r"^capo.people: expected at most 6 people .*, got 7$"):
         check_people("capo.people", 7, small.sizes)

@@ -5,6 +5,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+from refusals import refused
 
 from canonlm.tasks.capo.pools import FILES, load
 
@@ -71,9 +72,8 @@ NEEDED = "first_name.txt, middle_name.txt, last_name.txt, city.txt, university.t
 def test_a_bad_folder_is_refused_in_one_line(folder, name, content, complaint):
     path = folder / f"{name}.txt"
     path.unlink() if content is None else path.write_bytes(content)
-    with pytest.raises(ValueError) as refusal:
+    with refused(f"{folder}/{complaint}"):
         load(folder)
-    assert str(refusal.value) == f"{folder}/{complaint}"
 
 
 @pytest.fixture
@@ -81,6 +81,3 @@ def folder(tmp_path: Path) -> Path:
     for name in FILES:
         (tmp_path / f"{name}.txt").write_text("Only; One\n" if name == "company" else "Only\n")
     return tmp_path
-
-
-# -- templates --------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from itertools import permutations, product
 
 import numpy as np
 import pytest
-from capo_text import biography
+from capo_reader import order_and_templates
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -138,25 +138,6 @@ def test_variants():
     task = capo(variant="single")
     others = {task.sample(split, 4, 3, e).tokens.tobytes() for split in ("valid", "test") for e in range(6)}
     assert len(others | set(first)) == 24  # valid and test have texts of their own, fresh in every pass
-
-
-def order_and_templates(text, who, fullname):
-    """(order, templates) of a biography, found sentence by sentence and checked by writing it again."""
-    at, order, templates = 0, [], [0] * 6
-    while at < len(text):
-        subject = who.name if fullname or not order else who.pronoun
-        candidates = [(a, t) for a in range(6) if a not in order for t in range(len(TEMPLATES[ATTRIBUTES[a]]))]
-        for a, t in candidates:
-            sentence = " " + TEMPLATES[ATTRIBUTES[a]][t].format(subject=subject, value=who.values[ATTRIBUTES[a]])
-            if text.startswith(sentence, at):
-                break
-        else:
-            raise AssertionError(text[at:])
-        order.append(a)
-        templates[a] = t
-        at += len(sentence)
-    assert biography(who, templates, order, fullname=fullname) == text
-    return order, templates
 
 
 @pytest.mark.every(3)

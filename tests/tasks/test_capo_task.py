@@ -1,12 +1,12 @@
-"""Capo as a task: samples read back, batches for an evaluation, held-out questions, impossible settings."""
+"""Capo as a task: samples read back, batches for an evaluation and held-out questions."""
 
-import pickle
 from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 
 from canonlm import tasks
 from canonlm.models.build import build
@@ -109,9 +109,7 @@ def test_questions_are_held_out():
 
 
 def test_questions_must_be_enabled():
-    with pytest.raises(
-        ValueError, match=r"^capo.questions: expected true, for a training that has questions, got False$"
-    ):
+    with refused("capo.questions: expected true, for a training that has questions, got False"):
         capo().question_batch(0, 0, 1)
     with pytest.raises(ValueError, match='unknown attribute "job"'):
         capo().question(0, 0, "job")
@@ -140,26 +138,15 @@ def test_labels_and_instances(seed, w, seq_len, questions, loss_on):
     assert all(stop - at == len(sample.tokens) for at, stop, sample in placed)
 
 
-def test_answers_are_values():
-    sample = capo().sample("train", 0, 1, loss_on="answer")
-    targets = {i for query in sample.queries for i in range(query.start, query.stop)}
-    assert set(np.flatnonzero(sample.labels != -100).tolist()) == targets
-
-
 def test_grading():
     task = capo(questions=True)
     sample = task.sample("test", 0, 7)
-    answers = [sample.tokens[query.start : query.stop].tolist() for query in sample.queries]
-    assert all(verdict.correct for verdict in task.grade(sample, sample.tokens))
-    assert all(verdict.correct for verdict in task.grade(sample, answers))
     wrong = sample.tokens.copy()
     query = next(query for query in sample.queries if query.slice == {"attribute": "company"})
     wrong[query.stop - 1] = 1
     (verdict,) = [verdict for verdict in task.grade(sample, wrong) if not verdict.correct]
     assert verdict.slice == {"attribute": "company"}
     assert verdict.why.startswith(f"expected '{sample.meta['company']}', got '")
-    for junk in (None, [], [None], "x", [[0, -1, 10**9, True]], 5):
-        assert not any(verdict.correct for verdict in task.grade(sample, junk))
     questions = task.question(0, 3, "field")
     assert [v.correct for v in task.grade(questions, questions.tokens)] == [True]
 
@@ -168,23 +155,17 @@ def test_invalid_documents():
     task = capo()
     tokens = task.sample("test", 0, 0).tokens.tolist()
     answer = sorted(task.read(tokens).queries, key=lambda query: query.start)
-    cases = {
-        "position 0: expected <bos>": tokens[1:],
-        "position 1: expected a biography": tokens[:1],
-        f"position {answer[5].question_start}: expected a biography of six sentences": tokens[
-            :-1
-        ],  # read up to the last sentence
-        f"position {len(tokens)}: expected a biography of six sentences": [*tokens, tokens[1]],
-    }
-    cases[f"position {answer[3].question_start}: expected"] = [
-        *tokens[: answer[3].start],
-        0,
-        *tokens[answer[3].start + 1 :],
-    ]
-    for line, wrong in cases.items():
-        with pytest.raises(ValueError, match=line):
+    last, fourth = answer[5], answer[3]
+    for position, expected, wrong in (
+        (0, "<bos>", tokens[1:]),
+        (1, "a biography", tokens[:1]),
+        (last.question_start, "a biography of six sentences", tokens[:-1]),  # read up to the last sentence
+        (len(tokens), "a biography of six sentences", [*tokens, tokens[1]]),
+        (fourth.question_start, "", [*tokens[: fourth.start], 0, *tokens[fourth.start + 1 :]]),
+    ):
+        with refused(f"position {position}: expected {expected}..."):
             task.read(wrong)
-    with pytest.raises(ValueError, match="the original release has no token ids for this task"):
+    with refused("...the original release has no token ids for this task..."):
         task.to_original(task.sample("test", 0, 0))
 
 
@@ -234,66 +215,12 @@ def test_indices_beyond_the_last_person():
         task.test_batch(0, 39, 2)
 
 
-def test_the_task_can_be_pickled():
-    task = capo()
-    task.windows("train", 3, 0, 2, seq_len=64)
-    again = pickle.loads(pickle.dumps(task))
-    for ours, theirs in zip(
-        again.windows("train", 3, 5, 2, seq_len=64), task.windows("train", 3, 5, 2, seq_len=64), strict=True
-    ):
-        np.testing.assert_array_equal(ours, theirs)
-
-
-@pytest.mark.parametrize(
-    ("spec", "line"),
-    [
-        ({"N": 0}, "capo.N: expected an integer >= 1, got 0"),
-        ({"N": 160_000_001}, "capo.N: expected at most 160000000 people (the pools have 400 x 400 x 1000 names), got"),
-        ({"exposures": 0}, "capo.exposures: expected an integer >= 1 and <= 100000, got 0"),
-        ({"variant": "some"}, "capo.variant: expected 'fresh', 'multi' or 'single', got \"some\""),
-        ({"texts": 0}, "capo.texts: expected an integer >= 1 and <= 100000, got 0"),
-        (
-            {"N": 1, "questions": True},
-            "capo.N: expected at least 2 people, as training has questions about half of them",
-        ),
-        (
-            {"pools": "nowhere"},
-            "capo.pools: nowhere/first_name.txt: No such file or directory",
-        ),
-        ({"people": 5}, 'unknown setting "capo.people"'),
-        ({"vocab_size": 2287}, "capo.vocab_size: expected at least the 2288 tokens that occur, got 2287"),
-    ],
-)
-def test_invalid_settings(spec, line):
-    with pytest.raises(ValueError) as error:
-        tasks.get("capo", **spec)
-    assert str(error.value).startswith(line)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "line"),
-    [
-        ("company", "Bolt\n", "company.txt, line 1: "),
-        ("field", "", "field.txt: "),
-        ("city", "Oslo\nOslo\n", "city.txt, line 2: "),
-        ("last_name", "Eck\n", "capo.N: expected at most 4 people (the pools have 2 x 2 x 1 names), got 40"),
-    ],
-)
-def test_invalid_pools(tmp_path, name, text, line):
-    for file in FILES:
-        (tmp_path / f"{file}.txt").write_text("A; B\nC; D\n" if file == "company" else "Ann\nBo\n")
-    (tmp_path / f"{name}.txt").write_text(text)
-    with pytest.raises(ValueError) as error:
-        tasks.get("capo", N=40, pools=str(tmp_path))
-    assert line in str(error.value)
-    assert "\n" not in str(error.value)
-
-
 def test_user_provided_pools(tmp_path):
     for file in FILES:
         (tmp_path / f"{file}.txt").write_text("Café Olé; B\r\nC; D\r\n" if file == "company" else "Ann\r\nBo\r\n")
     task = tasks.get("capo", N=8, pools=str(tmp_path))
+    with refused("capo.N: expected at most 8 people (the pools have 2 x 2 x 2 names), got 40"):
+        tasks.get("capo", N=40, pools=str(tmp_path))
     assert {task.sample("test", 0, i).meta["name"] for i in range(8)} == {
         f"{a} {b} {c}" for a in ("Ann", "Bo") for b in ("Ann", "Bo") for c in ("Ann", "Bo")
     }

@@ -4,6 +4,7 @@ import logging
 
 import numpy as np
 import pytest
+from refusals import refused
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from canonlm import tasks
@@ -187,10 +188,9 @@ def test_joined_sentences_are_tokenised_together(tmp_path, caplog):
 def test_names_that_a_tokenizer_joins(tmp_path):
     """Without a cut at spaces, "Foe was" can become one token."""
     file = trained(tmp_path, extra=["Foe was born"] * 50, normalizer=normalizers.NFC(), decoder=decoders.Fuse())
-    line = r"^capo.tokenizer: expected a tokenizer that keeps names, dates and questions apart from the words around"
-    with pytest.raises(ValueError, match=line) as error:
+    line = "capo.tokenizer: expected a tokenizer that keeps names, dates and questions apart from the words around..."
+    with refused(line):
         tasks.get("capo", N=8, tokenizer=str(file), pools=str(few_pools(tmp_path / "pools")))
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("content", [None, "", "{}", "folder"])
@@ -200,10 +200,8 @@ def test_no_tokenizer(tmp_path, content):
         path.mkdir()
     elif content is not None:
         path.write_text(content)
-    line = "capo.tokenizer: expected a tokenizer.json, or a folder with a tokenizer, got "
-    with pytest.raises(ValueError, match=line) as error:
+    with refused("capo.tokenizer: expected a tokenizer.json, or a folder with a tokenizer, got ..."):
         tasks.get("capo", tokenizer=str(path))
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from refusals import refused
 from torch.utils.data import DataLoader
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM, tasks
@@ -89,9 +90,8 @@ def test_invalid_arguments():
         (("train", 0, 0, 3), "seq_len: expected"),
         (("train", 0, 32, 0), "count: expected an integer >= 1, got 0"),
     ):
-        with pytest.raises(ValueError) as error:
+        with refused(f"{line}..."):
             COPYING.dataset(*arguments)
-        assert str(error.value).startswith(line)
     capo = tasks.get("capo", N=50)
     full = capo.training_windows(0, 128)
     assert (capo.dataset("train", 0, 128, full)[full - 1]["labels"] != -100).any()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from refusals import refused
 
 from canonlm import tasks
 from canonlm.cli import main
@@ -75,10 +76,8 @@ def test_settings_are_those_of_a_run():
         ({"bits": "x"}, 'task.bits: expected an integer, got "x"'),
         ({"bit": 4}, 'unknown setting "task.bit". Did you mean "task.bits"?'),
     ):
-        with pytest.raises(ValueError) as error:
+        with refused(f"...{line}..."):
             run(**settings)
-        assert line in str(error.value)
-        assert "\n" not in str(error.value)
 
 
 def test_several_answers_in_named_slices(mine):
@@ -109,7 +108,5 @@ def test_several_answers_in_named_slices(mine):
     ],
 )  # fmt: skip
 def test_invalid_arguments(mine, arguments, function, line):
-    with pytest.raises(ValueError) as error:
+    with refused(f"...{line}..."):
         written(mine, f"vocab=['a'], max_len=9, chance=0, {arguments}", function).sample("train", 0, 0)
-    assert line in str(error.value)
-    assert "\n" not in str(error.value)

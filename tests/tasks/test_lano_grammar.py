@@ -1,15 +1,15 @@
 """Grammars: the released nine by their published numbers, exact distributions by enumeration, files, random ones."""
 
 from collections import Counter
-from fractions import Fraction
-from itertools import pairwise, product
-from math import log2, prod
+from math import log2
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from refusals import refused
+from small_grammars import SMALL, trees
 
 from canonlm.tasks.lano import RELEASED, Grammar
 from canonlm.tasks.lano.grammar import FOLDER
@@ -99,40 +99,6 @@ def test_shipped_grammars_are_readable_files():
 
 
 # -- exact distributions, against every tree of small grammars --------------------------------------------------------
-
-
-@st.composite
-def small(draw):
-    sizes = (1, *draw(st.lists(st.integers(1, 3), min_size=1, max_size=2)), draw(st.integers(1, 3)))
-    rules = []
-    for size, below in pairwise(sizes):
-        row = st.lists(st.integers(0, below - 1), min_size=1, max_size=3).map(tuple)
-        rows = st.lists(row, min_size=1, max_size=3, unique=True).map(tuple)
-        rules.append(tuple(draw(rows) for _ in range(size)))
-    return Grammar("small", sizes, tuple(rules))
-
-
-def trees(grammar, level=0, symbol=0):
-    """Every (string of terminals, probability) below a symbol, one per tree, so a string can occur twice."""
-    if level == len(grammar.rules):
-        return [((symbol + 1,), Fraction(1))]
-    rows = grammar.rules[level][symbol]
-    below = {child: trees(grammar, level + 1, child) for row in rows for child in row}
-    return [
-        (sum((string for string, _ in parts), ()), prod((p for _, p in parts), start=Fraction(1, len(rows))))
-        for row in rows
-        for parts in product(*(below[child] for child in row))
-    ]
-
-
-def few_trees(grammar, most):
-    counts = [1] * grammar.sizes[-1]
-    for level in reversed(grammar.rules):
-        counts = [sum(prod(counts[child] for child in row) for row in rows) for rows in level]
-    return counts[0] <= most
-
-
-SMALL = small().filter(lambda grammar: few_trees(grammar, 3000))
 
 
 @given(SMALL)
@@ -259,18 +225,14 @@ def test_levels_do_not_depend_on_the_order_of_lines(tmp_path):
 def test_mistakes_in_a_file(tmp_path, content, line):
     path = tmp_path / "mine.txt"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(ValueError) as error:
+    with refused(f"{path}{line}..."):
         Grammar.read(path)
-    assert str(error.value).startswith(f"{path}{line}")
-    assert "\n" not in str(error.value)
 
 
 def test_no_such_grammar(tmp_path):
-    with pytest.raises(
-        ValueError, match=r'unknown grammar "cfg3z". Did you mean "cfg3[a-z0-9]*"\? Grammars: cfg3b, cfg3e1'
-    ):
+    with refused('...unknown grammar "cfg3z". Did you mean "cfg3..."? Grammars: cfg3b, cfg3e1...'):
         Grammar.load("cfg3z")
-    with pytest.raises(ValueError, match=r"none\.txt: cannot be read \(No such file or directory\)"):
+    with refused("...none.txt: cannot be read (No such file or directory)..."):
         Grammar.read(tmp_path / "none.txt")
 
 
@@ -290,10 +252,8 @@ def test_no_such_grammar(tmp_path):
     ],
 )
 def test_mistakes_in_python(parts, line):
-    with pytest.raises(ValueError) as error:
+    with refused(f"{line}..."):
         Grammar("mine", *parts)
-    assert str(error.value).startswith(line)
-    assert "\n" not in str(error.value)
 
 
 # -- random grammars --------------------------------------------------------------------------------------------------
@@ -364,18 +324,12 @@ def test_settings_of_released_grammars_can_be_drawn():
             "sizes: expected fewer symbols below a level of 9, or more alternatives, got 180",
         ),
         ({"sizes": (1, 3, 99)}, "sizes: expected at most 36 symbols below a level of 3, got (1, 3, 99)"),
+        ({"seed": -1}, "seed: expected an integer"),
     ],
 )  # fmt: skip
 def test_impossible_arguments(knobs, line):
-    with pytest.raises(ValueError) as error:
-        Grammar.random(0, **knobs)
-    assert str(error.value).startswith(line)
-    assert "\n" not in str(error.value)
-
-
-def test_a_seed_is_an_integer():
-    with pytest.raises(ValueError, match="seed: expected an integer"):
-        Grammar.random(-1)
+    with refused(f"{line}..."):
+        Grammar.random(**{"seed": 0, **knobs})
 
 
 def test_the_table_in_the_docs():

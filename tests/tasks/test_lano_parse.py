@@ -3,48 +3,17 @@
 import math
 from collections import defaultdict
 from fractions import Fraction
-from itertools import groupby, pairwise, product
+from itertools import product
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small_grammars import SMALL, rebuild, sentences
 
 from canonlm.tasks.lano.grammar import Grammar
 from canonlm.tasks.lano.parse import kl
 from canonlm.tasks.lano.spans import SUM_OF_PRODUCTS, find_prefixes, find_spans
-
-
-@st.composite
-def grammars(draw):
-    """Up to three levels of up to three symbols; longest sentences of 4, 9 and 8 tokens. Rows may repeat a symbol."""
-    depth = draw(st.integers(1, 3))
-    sizes = (1, *(draw(st.integers(1, 3)) for _ in range(depth)))
-    longest = {1: 4, 2: 3, 3: 2}[depth]
-    rules = []
-    for above, below in pairwise(sizes):
-        row = st.lists(st.integers(0, below - 1), min_size=1, max_size=longest).map(tuple)
-        symbol = st.lists(row, min_size=1, max_size=3, unique=True).map(tuple)
-        rules.append(tuple(draw(symbol) for _ in range(above)))
-    return Grammar("tiny", sizes, tuple(rules))
-
-
-def sentences(grammar):
-    """{sentence: (number of derivations, probability)}, by enumerating every derivation."""
-    below = [{(t,): (1, Fraction(1))} for t in range(1, grammar.sizes[-1] + 1)]
-    for level in reversed(grammar.rules):
-        folder = []
-        for rows in level:
-            result = defaultdict(lambda: (0, Fraction(0)))
-            for row in rows:
-                for parts in product(*(below[child].items() for child in row)):
-                    text = sum((part for part, _ in parts), ())
-                    count = math.prod(c for _, (c, _) in parts)
-                    share = math.prod((p for _, (_, p) in parts), start=Fraction(1, len(rows)))
-                    result[text] = (result[text][0] + count, result[text][1] + share)
-            folder.append(dict(result))
-        below = folder
-    return below[0]
 
 
 def strings(terminals, longest):
@@ -54,22 +23,10 @@ def strings(terminals, longest):
 def check_tree(grammar, tokens, tree):
     """Every node of the tree has the children of one of its symbol's alternatives, and the leaves are the tokens."""
     assert tree.tokens.tolist() == list(tokens)
-    assert not tree.labels[:, 0].any()
-    assert not tree.ordinals[:, 0].any()
-    leaves = [(t - 1, i) for i, t in enumerate(tokens)]
-    columns = [
-        list(zip(tree.labels[:, k].tolist(), tree.ordinals[:, k].tolist(), strict=True))
-        for k in range(len(grammar.rules))
-    ]
-    for level, (above, below) in enumerate(zip(columns, [*columns[1:], leaves], strict=True)):
-        nodes = [list(group) for _, group in groupby(zip(above, below, strict=True), lambda pair: pair[0])]
-        assert [group[0][0][1] for group in nodes] == list(range(len(nodes)))
-        for group in nodes:
-            children = [child for (child, _), _ in groupby(pair[1] for pair in group)]
-            assert tuple(children) in grammar.rules[level][group[0][0][0]]
+    assert all(children in grammar.rules[level][symbol] for level, symbol, children in rebuild(grammar, tree))
 
 
-@given(grammars())
+@given(SMALL)
 def test_membership_counts_and_trees_of_every_string(grammar):
     truth = sentences(grammar)
     everything = {*truth, *strings(grammar.sizes[-1], 8 if grammar.sizes[-1] < 3 else 5)}
@@ -85,7 +42,7 @@ def test_membership_counts_and_trees_of_every_string(grammar):
 
 
 @pytest.mark.slow
-@given(grammars(), st.integers(0, 2**32))
+@given(SMALL, st.integers(0, 2**32))
 def test_substitutions_are_the_hamming_distance_to_the_nearest_sentence(grammar, seed):
     rng = np.random.default_rng(seed)
     of_length = defaultdict(list)
@@ -97,7 +54,7 @@ def test_substitutions_are_the_hamming_distance_to_the_nearest_sentence(grammar,
             assert grammar.min_substitutions(tokens) == min(distances)
 
 
-@given(grammars(), st.data())
+@given(SMALL, st.data())
 def test_next_token_distributions_and_dead_prefixes(grammar, data):
     truth = sentences(grammar)
     weight = defaultdict(Fraction)  # of all sentences with this prefix

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small_grammars import rebuild
 
 from canonlm import tasks
 from canonlm.tasks.lano import BUILT_IN, Grammar
@@ -26,28 +27,6 @@ ANY = st.one_of(
         repeat_rules=st.just(True),
     ),
 )
-
-
-def rebuild(grammar, tree):
-    """[(level, symbol, children)] of every node, from tokens, labels and boundaries; checks that it is one tree."""
-    n, depth = len(tree.tokens), len(grammar.sizes) - 1
-    assert tree.labels.shape == tree.ordinals.shape == tree.boundaries.shape == (n, depth)
-    assert tree.boundaries[-1].all()
-    assert tree.boundaries[:-1, 0].sum() == 0  # one root
-    nodes, below = [], [(i, i + 1, token - 1) for i, token in enumerate(tree.tokens.tolist())]
-    for level in range(depth - 1, -1, -1):
-        folder, start = [], 0
-        for stop in (np.flatnonzero(tree.boundaries[:, level]) + 1).tolist():
-            (symbol,) = {*tree.labels[start:stop, level].tolist()}  # the same above all of its tokens
-            assert {*tree.ordinals[start:stop, level].tolist()} == {len(folder)}
-            children = [child for a, b, child in below if start <= a < stop]
-            assert all(b <= stop for a, b, _ in below if start <= a < stop)  # no child sticks out
-            nodes.append((level, symbol, tuple(children)))
-            folder.append((start, stop, symbol))
-            start = stop
-        assert tree.nodes(level) == [(symbol, start, stop) for start, stop, symbol in folder]
-        below = folder
-    return nodes
 
 
 @given(ANY, SPLIT, SEED, st.integers(0, 2**62), st.integers(0, 2**62))
@@ -116,18 +95,3 @@ def test_lengths_follow_their_exact_distribution(name, documents):
     cumulative = np.cumsum(grammar.length_distribution)
     worst = max(abs((lengths <= n).mean() - cumulative[n]) for n in range(grammar.max_len + 1))
     assert worst < 2.2 / 100  # Kolmogorov: exceeded once in 8,000 times
-
-
-@given(st.sampled_from(["cfg3f", "cfg3b", "cfg3k"]), SPLIT, SEED, st.integers(0, 2**62), st.integers(1, 1500))
-def test_windows_hold_these_sentences(name, split, seed, w, seq_len):
-    task = tasks.get("lano", grammar=name)
-    window = task.windows(split, seed, w, 1, seq_len=seq_len)
-    expected, docs, j = [], [], 0
-    while len(expected) < seq_len:
-        sentence = task.grammar.sample(split, seed, w, j).tokens.tolist()
-        expected += [0, *sentence]
-        docs += [j] * (1 + len(sentence))
-        j += 1
-    assert window.input_ids[0].tolist() == expected[:seq_len]
-    assert window.labels[0].tolist() == expected[:seq_len]  # bos, too: it ends a sentence
-    assert window.doc_ids[0].tolist() == docs[:seq_len]

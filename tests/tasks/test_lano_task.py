@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 
 from canonlm import tasks
 from canonlm.tasks.lano import RELEASED, Grammar
@@ -27,10 +28,10 @@ def tiny(tmp_path):
     return tiny_task(tmp_path)
 
 
-@given(st.sampled_from(["cfg3f", "cfg3b", "cfg3k", "cfg3e1"]), SEED)
-def test_a_sample_is_a_sentence_and_two_questions(name, seed):
+@given(st.sampled_from(["cfg3f", "cfg3b", "cfg3k", "cfg3e1"]), *[SEED] * 3, st.sampled_from(["train", "valid", "test"]))
+def test_a_sample_is_a_sentence_and_two_questions(name, seed, index, j, split):
     task = tasks.get("lano", grammar=name)
-    sample = task.sample("test", seed, 0)
+    sample = task.sample(split, seed, index, j)
     n = len(sample.tokens) - 1
     assert sample.meta["n"] == n
     assert task.max_len == 1 + task.grammar.max_len
@@ -41,7 +42,7 @@ def test_a_sample_is_a_sentence_and_two_questions(name, seed):
     np.testing.assert_array_equal(sample.labels, sample.tokens)
     again = task.from_original(task.to_original(sample))
     np.testing.assert_array_equal(again.tokens, sample.tokens)
-    assert task.to_original(sample) == task.grammar.sample("test", seed, 0).tokens.tolist()
+    assert task.to_original(sample) == task.grammar.sample(split, seed, index, j).tokens.tolist()
 
 
 @settings(max_examples=20)
@@ -111,27 +112,6 @@ def test_one_flat_answer_may_be_as_long_as_the_sample(tiny):
     assert tiny.grade(sample, [0, 1, 2, 2, 2])[0].correct  # position by position
     assert not tiny.grade(sample, [0, 2, 2, 2, 0])[0].correct
     assert tiny.grade(sample, [1, 1, 2, 0, 1])[0].correct
-
-
-JUNK = st.one_of(
-    st.none(), st.integers(), st.floats(), st.text(), st.booleans(), st.binary(),
-    st.recursive(
-        st.one_of(st.integers(-1, 3), st.integers(), st.none(), st.floats(), st.text(max_size=3), st.booleans()),
-        lambda inner: st.lists(inner, max_size=12), max_leaves=40,
-    ),
-)  # fmt: skip
-
-
-@given(JUNK, SEED)
-def test_junk_is_wrong_and_never_raises(junk, seed):
-    task = tasks.get("lano", grammar="cfg3h")
-    sample = task.sample("test", seed, 0)
-    for output in (junk, [junk, junk], np.array([1.5]), np.zeros((2, 3)), [[1] * 10_000, [1] * 10_000]):
-        for query, verdict in zip(sample.queries, task.grade(sample, output), strict=True):
-            assert not verdict.correct  # the shortest sentence has 97 tokens
-            assert verdict.slice == query.slice
-            assert verdict.why.startswith("got ")
-            assert "\n" not in verdict.why
 
 
 def test_short_sentences_have_no_cut(tiny):
@@ -218,13 +198,11 @@ def test_chance_is_negligible_for_the_released_grammars():
     ],
 )
 def test_no_sentences(tiny, tokens, line):
-    with pytest.raises(ValueError) as error:
+    with refused(f"...{line}..."):
         tiny.read(tokens)
-    assert line in str(error.value)
     if tokens[:1] == [0]:
-        with pytest.raises(ValueError) as error:
+        with refused(f"...{line}..."):
             tiny.from_original(tokens[1:])
-        assert line in str(error.value)
 
 
 def test_only_sentences_are_read(tiny):
@@ -248,10 +226,8 @@ def test_bad_grammars_are_one_line(tmp_path):
         ("my\0file.txt", "lano.grammar: "),
         (3, "lano.grammar: expected a string, got 3"),
     ):
-        with pytest.raises(ValueError) as error:
+        with refused(f"{line}..."):
             tasks.get("lano", grammar=grammar)
-        assert str(error.value).startswith(line), error.value
-        assert "\n" not in str(error.value)
 
 
 def test_a_file_in_the_current_folder(tmp_path, monkeypatch):

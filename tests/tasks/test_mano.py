@@ -91,36 +91,6 @@ def test_by_hand():
     assert divide.from_original([9999, 10, 4, 5003, 5005, 14, 5002]).meta["value"] == 2
 
 
-@pytest.mark.parametrize(
-    ("ids", "line"),
-    [
-        ([], "position 0: expected bos, got the end"),
-        ([9999], "position 1: expected len1 … len10, got the end"),
-        ([9999, 110], "position 1: 110 is not a token of mano"),
-        ([9999, 14], "position 1: expected len1 … len10, got ans1"),
-        ([9999, 10, 5000, 5000, 5000, 14, 5000], "position 3: the expression ends too early for 1 operators"),
-        ([9999, 10, 1, 1, 5000, 14, 5000], "position 5: the expression has more than 1 operators"),
-        ([9999, 10, 1, 14, 5000, 14, 5000], "position 3: expected an operator or a value, got ans1"),
-        ([9999, 10, 1, 5001], "position 4: expected the rest of the expression, got the end"),
-        ([9999, 10, 1, 5001, 5001, 24, 5002], "position 5: expected ans1, got ans2"),
-        ([9999, 10, 1, 5001, 5001, 14, 9999], "position 6: expected a value, got bos"),
-        ([9999, 10, 1, 5001, 5001, 14, 5003], "position 6: expected the value 2, got 3"),
-        ([9999, 10, 1, 5001, 5001, 14, 5002, 9999], "position 7: expected the end"),
-        ([9999, 10, 4, 5001, 5001, 14, 5001], "position 2: 4 is not a token of mano"),
-    ],
-)
-def test_malformed_originals(ids, line):
-    with pytest.raises(ValueError) as error:
-        tasks.get("mano").from_original(ids)
-    assert line in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-def test_division_by_zero_is_malformed():
-    with pytest.raises(ValueError, match="position 2: division by 0, which has no inverse modulo 7"):
-        tasks.get("mano", ops="d", modulus=7, L=1).from_original([9999, 10, 4, 5003, 5000, 14, 5002])
-
-
 @pytest.mark.slow
 def test_training_distributions(documents, fits):
     task = tasks.get("mano")
@@ -220,13 +190,6 @@ def test_several_test_lengths(documents, fits):
     fits([lengths[length] for length in (1, 3, 8)])
     assert {task.sample("valid", 0, i).meta["l"] for i in range(200)} == {*range(1, 9)}  # as in training
     assert task.chance({"l": 1}) == task.answer_distribution(1).max() < task.chance({"l": 3})
-
-
-@pytest.mark.parametrize("lengths", [[], [0], [11], [3, 3], [-1, 2]])
-def test_bad_test_lengths(lengths):
-    with pytest.raises(ValueError) as error:
-        tasks.get("mano", test_lengths=lengths)
-    assert str(error.value) == f"mano.test_lengths: expected different integers from 1 to L (10), got {lengths}"
 
 
 @given(specs(), st.integers(0, 2**40))

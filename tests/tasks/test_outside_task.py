@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from refusals import refused
 
 from canonlm import tasks
 from canonlm.core import user_code
@@ -82,10 +83,8 @@ def test_settings_are_checked_and_completed_in_a_run(tmp_path):
         ({"name": "its.py:Parity"}, f"its.py: No such file or directory ({tmp_path / 'its.py'})"),
         ({"name": "canonlm.tasks.nowhere:Parity"}, "canonlm.tasks.nowhere: ModuleNotFoundError: No module named"),
     ):
-        with pytest.raises(ValueError) as error:
+        with refused(f"{line}..."):
             resolve(merge(preset.run, {"arch": "llama", "task": settings}))
-        assert str(error.value).startswith(line)
-        assert "\n" not in str(error.value)
     with pytest.raises(ValueError) as error:
         resolve(merge(preset.run, {"arch": "llama", "task": {"bits": 0}}))
     assert error.value.key == "task.bits"
@@ -106,9 +105,8 @@ def test_settings_are_checked_and_completed_in_a_run(tmp_path):
 )
 def test_a_file_that_does_not_run(mine, code, line):
     mine.write_text(code)
-    with pytest.raises(ValueError) as error:
+    with refused(line):
         tasks.get("mine.py:Parity")
-    assert str(error.value) == line
 
 
 @pytest.mark.parametrize(
@@ -122,9 +120,8 @@ def test_a_file_that_does_not_run(mine, code, line):
 )
 def test_an_instance_that_does_not_fit(mine, tokens, query, line):
     mine.write_text(BARE.format(tokens=tokens, query=query))
-    with pytest.raises(ValueError) as error:
+    with refused(f"mine.py:Bare: {line}..."):
         tasks.get("mine.py:Bare").windows("train", 0, 0, 1, seq_len=9)
-    assert str(error.value).startswith(f"mine.py:Bare: {line}")
 
 
 def test_files_with_one_name_do_not_interfere(tmp_path, mine):

@@ -4,34 +4,23 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given
+from every_task import CAPO, TASKS
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 
 from canonlm import tasks
 
-TASKS = [
-    tasks.get("depo", N=12, K=4),
-    tasks.get("depo", N=18, K=16, M=3, name_vocab=3, min_name_len=2, max_name_len=3),
-    tasks.get("mano", L=4),
-    tasks.get("mano", L=5, ops="asmd", modulus=7, synonyms=False),
-    tasks.get("copying", N=6),
-    tasks.get("copying", N=1),
-    tasks.get("brevo", N=9),
-    tasks.get("brevo", N=9, query="last_quarter", name_vocab=3, min_name_len=1, max_name_len=2),
-    tasks.get("mqar", pairs=6, test_pairs=[9]),
-    tasks.get("mano", L=5, test_lengths=[1, 4]),
-    tasks.get("lano", grammar="cfg3h"),
-    tasks.get("state"),
-    tasks.get("state", group="A4xZ5", inputs="generators", N=5, test_lengths=[9]),
-]
-TASKS += [tasks.get(name) for name in tasks.names() if name not in {"capo", *(task.name for task in TASKS)}]
-ANY = st.sampled_from(TASKS)
+EACH = pytest.mark.parametrize("task", TASKS, ids=repr)
+FEW = settings(max_examples=5)
 SPLIT = st.sampled_from(["train", "valid", "test"])
 SEED = st.integers(0, 2**63 - 1)
 LOSS = st.sampled_from(["answer", "all", None])
 
 
-@given(ANY, SPLIT, SEED, st.integers(0, 2**62), st.integers(1, 300), LOSS)
+@EACH
+@FEW
+@given(SPLIT, SEED, st.integers(0, 2**62), st.integers(1, 300), LOSS)
 def test_a_window_is_its_samples_one_after_the_other(task, split, seed, w, seq_len, loss_on):
     window = task.windows(split, seed, w, 1, seq_len=seq_len, loss_on=loss_on)
     parts, j = [], 0
@@ -48,7 +37,9 @@ def test_a_window_is_its_samples_one_after_the_other(task, split, seed, w, seq_l
         np.testing.assert_array_equal(row[0], np.concatenate(expected)[:seq_len])
 
 
-@given(ANY, SPLIT, SEED, st.integers(0, 1000), st.integers(0, 6), st.integers(0, 6))
+@EACH
+@FEW
+@given(SPLIT, SEED, st.integers(0, 1000), st.integers(0, 6), st.integers(0, 6))
 def test_chunking_does_not_matter(task, split, seed, start, a, b):
     full = task.windows(split, seed, start, a + b, seq_len=50)
     left = task.windows(split, seed, start, a, seq_len=50)
@@ -57,7 +48,9 @@ def test_chunking_does_not_matter(task, split, seed, start, a, b):
         np.testing.assert_array_equal(row, np.concatenate(parts))
 
 
-@given(ANY, SPLIT, SEED, st.integers(0, 2**62), st.integers(1, 300))
+@EACH
+@FEW
+@given(SPLIT, SEED, st.integers(0, 2**62), st.integers(1, 300))
 def test_instances_are_the_complete_samples_of_a_window(task, split, seed, w, seq_len):
     row = task.windows(split, seed, w, 1, seq_len=seq_len).input_ids[0]
     at = 0
@@ -81,7 +74,9 @@ def test_splits_seeds_and_windows_differ(task):
     assert window() == window()
 
 
-@given(ANY, SPLIT, SEED, st.integers(0, 2**62), st.integers(0, 2**62))
+@pytest.mark.parametrize("task", [*TASKS, CAPO], ids=repr)
+@FEW
+@given(SPLIT, SEED, st.integers(0, 2**62), st.integers(0, 2**62))
 def test_labels(task, split, seed, index, j):
     answer = task.sample(split, seed, index, j, loss_on="answer")
     everything = task.sample(split, seed, index, j, loss_on="all")
@@ -95,7 +90,9 @@ def test_labels(task, split, seed, index, j):
     assert answer.tokens.max() < len(task.vocab)
 
 
-@given(ANY, SPLIT, SEED)
+@EACH
+@FEW
+@given(SPLIT, SEED)
 def test_show(task, split, seed):
     sample = task.sample(split, seed, 0)
     shown = task.show(sample)
@@ -107,11 +104,11 @@ def test_show(task, split, seed):
 
 
 def test_tasks_can_be_pickled():
-    for task in TASKS:
-        again = pickle.loads(pickle.dumps(task))
-        np.testing.assert_array_equal(
-            again.windows("train", 3, 4, 2, seq_len=64).input_ids, task.windows("train", 3, 4, 2, seq_len=64).input_ids
-        )
+    for task in [*TASKS, CAPO]:
+        task.windows("train", 3, 0, 2, seq_len=64)
+        both = (each.windows("train", 3, 4, 2, seq_len=64) for each in (pickle.loads(pickle.dumps(task)), task))
+        for ours, theirs in zip(*both, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.parametrize(
@@ -123,35 +120,7 @@ def test_tasks_can_be_pickled():
         ),
         (lambda: tasks.get("depo", difficulty="depo1-226"), 'Did you mean "depo1-225"?'),
         (lambda: tasks.get("depo", name_vocb=3), 'unknown setting "depo.name_vocb". Did you mean "depo.name_vocab"?'),
-        (lambda: tasks.get("depo", N=2), "depo.N: expected an integer >= 3 and <= 100000, got 2"),
-        (lambda: tasks.get("depo", N="9"), 'depo.N: expected an integer >= 3 and <= 100000, got "9"'),
-        (lambda: tasks.get("depo", N=True), "depo.N: expected an integer"),
-        (lambda: tasks.get("depo", N=10.0), "depo.N: expected an integer"),
-        (
-            lambda: tasks.get("depo", N=2551),
-            "depo.N: expected at most 2550, the number of different names of 1 to 2 tokens out of 50, got 2551",
-        ),
-        (lambda: tasks.get("depo", K=0), "depo.K: expected an integer >= 1"),
-        (lambda: tasks.get("depo", N=8), "depo.N: expected an integer > K (8), or test questions would go round the"),
-        (lambda: tasks.get("depo", M=0), "depo.M: expected an integer >= 1"),
-        (
-            lambda: tasks.get("depo", min_name_len=3),
-            "depo.max_name_len: expected an integer >= min_name_len (3), got 2",
-        ),
-        (lambda: tasks.get("depo", max_name_len=30), "depo.name_vocab: expected fewer names"),
-        (lambda: tasks.get("mano", L=0), "mano.L: expected an integer >= 1"),
-        (lambda: tasks.get("mano", modulus=1), "mano.modulus: expected an integer >= 2"),
-        (lambda: tasks.get("mano", ops=""), 'mano.ops: expected letters out of a, s, m, d, each at most once, got ""'),
-        (lambda: tasks.get("mano", ops="aa"), "mano.ops: expected letters"),
-        (lambda: tasks.get("mano", ops="ax"), "mano.ops: expected letters"),
-        (lambda: tasks.get("mano", ops="d", modulus=30), "mano.ops: expected operators whose expressions have"),
-        (lambda: tasks.get("mano", synonyms=1), "mano.synonyms: expected true or false, got 1"),
-        (lambda: tasks.get("copying", N=0), "copying.N: expected an integer >= 1"),
-        (lambda: tasks.get("copying", N="many"), "copying.N: expected an integer >= 1"),
-        (
-            lambda: tasks.get("copying", N=4, min_items=5),
-            "copying.min_items: expected an integer from 1 to N (4), got 5",
-        ),
+        (lambda: tasks.get("capo", people=5), 'unknown setting "capo.people"'),
         (lambda: TASKS[0].sample("tst", 0, 0), 'unknown split "tst". Did you mean "test"?'),
         (lambda: TASKS[0].sample("test", -1, 0), "seed: expected an integer from 0 to 2**63 - 1, got -1"),
         (lambda: TASKS[0].sample("test", 2**63, 0), "seed: expected"),
@@ -168,10 +137,8 @@ def test_tasks_can_be_pickled():
     ],
 )
 def test_mistakes_are_one_line(call, line):
-    with pytest.raises(ValueError) as error:
+    with refused(f"...{line}..."):
         call()
-    assert line in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 def test_specs_are_frozen_and_resolved():
@@ -181,4 +148,3 @@ def test_specs_are_frozen_and_resolved():
     assert tasks.get("depo", difficulty="depo2-75", M=5).spec.M == 5
     with pytest.raises(ValueError):
         TASKS[0].spec.N = 5
-    assert {"brevo", "capo", "copying", "depo", "lano", "mano", "mqar"} <= {*tasks.names()}

@@ -1,4 +1,4 @@
-"""Recall: an independent reader of all its variants, the distribution, and every mistake."""
+"""Recall: an independent reader of all its variants and the distribution."""
 
 import re
 from collections import Counter
@@ -96,14 +96,14 @@ def test_bindings_questions_and_noise_have_the_stated_probabilities(documents, f
     task = tasks.get("recall", pairs=2, keys=3, values=3, test_pairs=[2], noise=0.5, noise_words=2, space=2)
     docs = documents(task, "test", 6000)
     names = [task.vocab.text(doc).split() for doc in docs]
-    fits([*Counter((doc[i], doc[i + 1]) for doc in names for i in range(1, 9, 2) if doc[i][0] == "k").values()])
-    fits([*Counter(tuple(i for i in range(1, 9, 2) if doc[i][0] == "n") for doc in names).values()])  # 6 choices
+    fits(Counter((doc[i], doc[i + 1]) for doc in names for i in range(1, 9, 2) if doc[i][0] == "k").values())
+    fits(Counter(tuple(i for i in range(1, 9, 2) if doc[i][0] == "n") for doc in names).values())  # 6 choices
     order = Counter(tuple(i for i in range(10, 18, 2) if doc[i][0] == "k") for doc in names)
     assert len(order) == 6
-    fits([*order.values()])
+    fits(order.values())
     fits([*Counter(doc[1:10].index(next(x for x in doc[10:] if x[0] == "k")) < doc[1:10].index(
         [x for x in doc[10:] if x[0] == "k"][1]) for doc in names).values()])  # fmt: skip
-    fits([*Counter((doc[i], doc[i + 1]) for doc in names for i in range(10, 18, 2) if doc[i][0] == "n").values()])
+    fits(Counter((doc[i], doc[i + 1]) for doc in names for i in range(10, 18, 2) if doc[i][0] == "n").values())
 
 
 def test_questions_are_asked_after_gaps_drawn_by_a_power_distribution(documents, fits):
@@ -125,12 +125,12 @@ def test_rows_of_several_words_updates_and_levels_are_equally_likely(documents, 
     fits([keys[row] for row in ((2,), (3,), (2, 2), (2, 3), (3, 2), (3, 3))], [1 / 4] * 2 + [1 / 8] * 4)
     forgetting = tasks.get("recall", pairs=4, keys=4, values=6, test_pairs=[4], updates=0.5)
     docs = documents(forgetting, "test", 3000)
-    fits([*Counter(tuple(doc.index(doc[i]) for i in (9, 11)) for doc in docs).values()])
+    fits(Counter(tuple(doc.index(doc[i]) for i in (9, 11)) for doc in docs).values())
     stacked = tasks.get("recall", pairs=2, keys=6, levels=3, test_pairs=[2])
     hops = Counter(q.slice["hops"] for i in range(1500) for q in stacked.sample("test", 0, i).queries)
     fits([hops[1], hops[2], hops[3]])
     grid = documents(tasks.get("recall", pairs=4, keys=2, grid=True, test_pairs=[4]), "test", 6000)
-    fits([*Counter(tuple(zip(doc[1:13:3], doc[2:13:3], strict=True)) for doc in grid).values()])  # 24 orders
+    fits(Counter(tuple(zip(doc[1:13:3], doc[2:13:3], strict=True)) for doc in grid).values())  # 24 orders
 
 
 def test_a_guess_among_the_values_left_scores_chance():
@@ -144,63 +144,6 @@ def test_a_guess_among_the_values_left_scores_chance():
             for i, answer in enumerate(answers):
                 right.append(rng.choice(answers[i * (not task.hidden) :]) == answer)
         assert np.mean(right) == pytest.approx(task.chance({"pairs": 5}), abs=0.02)
-
-
-@pytest.mark.parametrize(
-    ("settings", "text", "line"),
-    [
-        ({}, "k1 v1 ask k1 v1", "position 0: expected bos, got k1"),
-        ({}, "bos v1 k1 ask k1 v1", "position 1: expected a binding, noise or ask, got v1"),
-        ({}, "bos k1 v1", "position 3: expected ask, got the end"),
-        ({}, "bos ask", "position 1: expected bindings before it, to different values"),
-        ({}, "bos k1 v1 k2 v1 ask", "position 5: expected bindings before it, to different values"),
-        ({}, "bos k1 v1 k1 v2 ask", "position 5: expected 1 bindings before it, got 2"),
-        ({}, "bos n1 n1 k1 v1 ask", "position 5: expected 0 slots of noise before it, got 1"),
-        ({}, "bos k1 v1 ask k2 v1", "position 4: expected a question about one of the keys, got k2"),
-        ({}, "bos k1 v1 ask k1 v2", "position 5: expected v1, got v2"),
-        ({}, "bos k1 v1 k2 v2 ask k1 v1 k1 v1", "position 10: expected 2 questions, one about every key, and nothing"),
-        ({"space": 2}, "bos k1 v1 ask k1 v1", "position 6: expected a question about one of the keys or filler, got"),
-        ({"updates": 1}, "bos k1 v1 k1 v2 ask k1 v1", "position 7: expected v2, got v1"),
-        ({"grid": True}, "bos k1 v1 ask k1 v1", "position 1: expected a binding, noise or ask, got k1"),
-        ({"levels": 2}, "bos k1 k2 k2 v1 ask k1 k2", "position 6: expected a question about one of the keys, got k1"),
-        ({"levels": 2}, "bos k1 k2 k3 v1 ask k1 v1", "position 7: expected k2, got v1"),
-    ],
-)  # fmt: skip
-def test_malformed_samples(settings, text, line):
-    task = tasks.get("recall", **settings)
-    with pytest.raises(ValueError) as error:
-        task.read([task.vocab.ids[name] for name in text.split()])
-    assert line in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("settings", "line"),
-    [
-        ({"pairs": 65}, "recall.pairs: expected at most 64, as there are no more keys or values, got 65"),
-        ({"updates": 0.5, "pairs": 50}, "recall.pairs: expected at most 42, as"),
-        ({"levels": 5}, "recall.pairs: expected at most 12, as there are no more keys or values, got 16"),
-        ({"grid": True, "test_pairs": [5]}, "recall.test_pairs: expected square numbers with grid=true, got [5]"),
-        ({"grid": True, "key_length": 2}, "recall.levels: expected 1 with a grid, long keys or values, or updates"),
-        (
-            {"levels": 2, "updates": 0.1},
-            "recall.levels: expected 1 with a grid, long keys or values, or updates, got 2",
-        ),
-        ({"key_length": 8}, "recall.key_length: expected less, so that key_length x keys^key_length is at most"),
-        ({"value_length": 2, "answers": "hidden"}, "expected 1 with these answers or filler, got 2"),
-        ({"grid": True, "filler": "words"}, 'recall.filler: expected "noise" with grid=true, got "words"'),
-        ({"noise": 1.0}, "recall.noise: expected a number >= 0 and <= 0.95, got 1"),
-        ({"train_pairs": 17}, "recall.train_pairs: expected an integer from 1 to pairs (16), got 17"),
-        (
-            {"grid": True, "train_pairs": 5},
-            "recall.train_pairs: expected an integer from 1 to pairs (16), a square, got 5",
-        ),
-        ({"test_pairs": ["x5"]}, "recall.test_pairs: expected different integers from 1 to 64, or multiples of 16"),
-    ],
-)
-def test_bad_settings(settings, line):
-    with pytest.raises(ValueError) as error:
-        tasks.get("recall", **settings)
-    assert line in str(error.value)
 
 
 @pytest.mark.parametrize("difficulty", Recall.difficulties)

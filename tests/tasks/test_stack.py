@@ -1,8 +1,7 @@
-"""Stack: lists of Python as the independent truth, the distribution, and every mistake."""
+"""Stack: lists of Python as the independent truth and the distribution."""
 
 from collections import Counter, defaultdict
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,36 +42,3 @@ def test_operations_have_the_stated_probabilities(documents, fits):
         shares[push, *first, pop, *first] = 1 / 16
     fits([counts[each] for each in shares], [*shares.values()])
     assert {*counts} == {*shares}
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("bos push s1", "position 3: expected bos and 1 to 64 operations, got 3 tokens"),
-        ("push push s1 x1", "position 0: expected bos, got push"),
-        ("bos s1 s1 x1", "position 1: expected push or pop, got s1"),
-        ("bos push x1 x1", "position 2: expected a stack, got x1"),
-        ("bos push s1 s1", "position 3: expected an element, got s1"),
-        ("bos pop s2 x1", "position 1: expected push, as s2 is empty"),
-        ("bos push s1 x1 push s1 x2 pop s1 x1", "position 9: expected x2, got x1"),
-    ],
-)
-def test_malformed_samples(text, line):
-    task = tasks.get("stack")
-    with pytest.raises(ValueError) as error:
-        task.read([task.vocab.ids[word] for word in text.split()])
-    assert str(error.value) == line
-
-
-@pytest.mark.parametrize(
-    ("settings", "line"),
-    [
-        ({"stacks": 0}, "stack.stacks: expected an integer >= 1"),
-        ({"elements": 1}, "stack.elements: expected an integer >= 2"),
-        ({"test_lengths": ["x999"]}, "stack.test_lengths: expected different integers from 2 to 16384, or multiples"),
-    ],
-)
-def test_bad_settings(settings, line):
-    with pytest.raises(ValueError) as error:
-        tasks.get("stack", **settings)
-    assert line in str(error.value)

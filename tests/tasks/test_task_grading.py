@@ -4,24 +4,16 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given
+from every_task import CAPO
+from every_task import TASKS as EVERY
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from canonlm import tasks
 
-TASKS = [
-    tasks.get("depo", N=12, K=4),
-    tasks.get("depo", N=18, K=16, M=3, name_vocab=3, min_name_len=2, max_name_len=3),
-    tasks.get("mano", L=4),
-    tasks.get("copying", N=6),
-    tasks.get("copying", N=1),
-    tasks.get("mqar", pairs=5, keys=7, values=6),
-    tasks.get("capo", N=50, exposures=2),
-    tasks.get("brevo", N=7),
-    tasks.get("brevo", N=9, query="last_quarter", name_vocab=3, min_name_len=1, max_name_len=2),
-]
-TASKS += [tasks.get(name) for name in tasks.names() if name not in {"lano", *(task.name for task in TASKS)}]
-ANY = st.sampled_from(TASKS)
+TASKS = [*(task for task in EVERY if task.name != "lano"), CAPO]  # lano accepts any sentence
+EACH = pytest.mark.parametrize("task", TASKS, ids=repr)
+FEW = settings(max_examples=5)
 SEED = st.integers(0, 2**40)
 JUNK = st.one_of(
     st.none(), st.integers(), st.floats(), st.text(), st.booleans(), st.binary(),
@@ -39,7 +31,9 @@ def truth(sample):
     return [sample.tokens[query.start : query.stop].tolist() for query in sample.queries]
 
 
-@given(ANY, SEED)
+@EACH
+@FEW
+@given(SEED)
 def test_the_reference_answer_is_correct_in_every_form(task, seed):
     sample = task.sample("test", seed, 0)
     answers = truth(sample)
@@ -56,7 +50,9 @@ def test_the_reference_answer_is_correct_in_every_form(task, seed):
         assert all(verdict.correct and verdict.why == "" for verdict in verdicts)
 
 
-@given(ANY, SEED, st.data())
+@EACH
+@FEW
+@given(SEED, st.data())
 def test_one_wrong_token_is_caught(task, seed, data):
     sample = task.sample("test", seed, 0)
     query = data.draw(st.sampled_from(sample.queries))
@@ -71,7 +67,9 @@ def test_one_wrong_token_is_caught(task, seed, data):
             assert bool(verdict.why) != verdict.correct
 
 
-@given(ANY, SEED, st.data())
+@EACH
+@FEW
+@given(SEED, st.data())
 def test_an_unfinished_answer_is_wrong(task, seed, data):
     sample = task.sample("test", seed, 0)
     at = data.draw(st.integers(0, len(sample.queries) - 1))
@@ -82,19 +80,22 @@ def test_an_unfinished_answer_is_wrong(task, seed, data):
     assert all(verdict.correct for i, verdict in enumerate(verdicts) if i != at) or task.name == "copying"
 
 
-@given(ANY, SEED, JUNK)
+@pytest.mark.parametrize("task", [*EVERY, CAPO], ids=repr)
+@FEW
+@given(SEED, JUNK)
 def test_junk_is_wrong_and_never_raises(task, seed, junk):
     sample = task.sample("test", seed, 0)
-    verdicts = task.grade(sample, junk)
-    assert len(verdicts) == len(sample.queries)
-    flat = junk if isinstance(junk, list) else []
-    for query, verdict in zip(sample.queries, verdicts, strict=True):
-        right = sample.tokens[query.start : query.stop].tolist()
-        if verdict.correct:  # only if the junk happens to spell the answer
-            assert any(isinstance(x, list) and x[: len(right)] == right for x in [flat, *flat])
-        else:
-            assert verdict.why.startswith("expected ") or (task.name == "brevo" and verdict.why)
-            assert "\n" not in verdict.why
+    for output in (junk, [junk, junk], np.array([1.5]), np.zeros((2, 3)), [[1] * 10_000, [1] * 10_000]):
+        flat = output if isinstance(output, list) else []
+        for query, verdict in zip(sample.queries, task.grade(sample, output), strict=True):
+            assert verdict.slice == query.slice
+            right = sample.tokens[query.start : query.stop].tolist()
+            if verdict.correct:  # only if the junk happens to spell the answer
+                assert any(isinstance(x, list) and x[: len(right)] == right for x in [flat, *flat])
+            else:
+                assert verdict.why.startswith({"lano": "got "}.get(task.name, "expected ")) or task.name == "brevo"
+                assert verdict.why
+                assert "\n" not in verdict.why
 
 
 def test_only_answer_positions_are_read():
@@ -107,7 +108,7 @@ def test_only_answer_positions_are_read():
 
 
 def test_a_short_flat_output_answers_the_first_question():
-    depo, copying = TASKS[0], TASKS[3]
+    depo, copying = TASKS[0], TASKS[4]
     sample = depo.sample("test", 1, 0)
     verdicts = depo.grade(sample, truth(sample)[0])
     assert [verdict.correct for verdict in verdicts] == [True] + [False] * 9
