@@ -89,7 +89,7 @@ MISTAKES = {  # of a task and its settings: the message after the task's name
     "recall updates=0.5 pairs=50": "pairs: expected at most 42, as there are no more keys or values, got 50",
     "recall levels=5": "pairs: expected at most 12, as there are no more keys or values, got 16",
     "recall grid=true test_pairs=[5]": "test_pairs: expected square numbers with grid=true, got [5]",
-    "recall grid=true key_length=2": "levels: expected 1 with a grid, long keys or values, or updates, got 1",
+    "recall grid=true key_length=2": "value_length, key_length: expected 1 with grid=true, got 2",
     "recall levels=2 updates=0.1": "levels: expected 1 with a grid, long keys or values, or updates, got 2",
     "recall key_length=8": "key_length: expected less, so that key_length x keys^key_length is at most 4194304, got 8",
     "recall value_length=2 answers=hidden": "value_length, key_length: expected 1 with these answers or filler, got 2",

@@ -170,7 +170,7 @@ def test_a_run_of_an_earlier_version_with_settings_without_effect_opens(tiny, tm
         train(run, tmp_path)
     with pytest.MonkeyPatch.context() as earlier:
         earlier.setattr("canonlm.models.decoder.check_read", lambda *_: None)
-        earlier.setattr("canonlm.train.build.complete_name", lambda arch, sizes: (arch, sizes.fields))
+        earlier.setattr("canonlm.train.build.complete_name", lambda arch, sizes, **_: (arch, sizes.fields))
         train(run, tmp_path)
     assert main(["eval", str(tmp_path), "--suite", "playground", "n=8", "--out", str(tmp_path / "asked")]) == 0
 

@@ -82,8 +82,10 @@ class Recall(Task):
             longest = max(self.key_length, self.value_length)
             if self.grid and any(int(n**0.5) ** 2 != n for n in self.test_sizes()):
                 raise self.refuse("test_pairs", "square numbers with grid=true", self.test_pairs)
-            if (self.levels > 1) + self.grid + (longest > 1) > 1 or (self.levels > 1 and self.updates):
+            if self.levels > 1 and (self.grid or longest > 1 or self.updates):
                 raise self.refuse("levels", "1 with a grid, long keys or values, or updates", self.levels)
+            if self.grid and longest > 1:
+                raise self.refuse("value_length, key_length", "1 with grid=true", longest)
             if longest > 1 and (self.answers, self.filler) != ("shown", "noise"):
                 raise self.refuse("value_length, key_length", "1 with these answers or filler", longest)
             if self.grid and self.filler == "words":

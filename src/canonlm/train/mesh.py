@@ -132,7 +132,7 @@ def _leave(mesh: DeviceMesh | None) -> None:
     modules, which have groups too, are garbage or, after an error, referenced by the traceback until it is printed.
     """
     dist.destroy_process_group()
-    if mesh is not None:
+    if mesh is not None and hasattr(mesh, "_pg_registry"):  # torch 2.10 has one for all
         mesh._pg_registry.clear()
     gc.collect()
     atexit.unregister(gc.collect)
