@@ -8,12 +8,12 @@ once for one that continues from a checkpoint, which draws nothing.
 
 import argparse
 import json
-import os
 import time
 from functools import partial
+from pathlib import Path
 
 import torch
-from canon import machine
+from canon import machine, save
 
 from canonlm.core.distributed import World
 from canonlm.launch.plan import with_vocabulary
@@ -37,7 +37,7 @@ def start(config: RunConfig, world: World, resumed: bool) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe")
-    parser.add_argument("--json")
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
     config = with_vocabulary(load(find(options.recipe), ["train.device=cpu", "train.compile=false"]))
@@ -47,10 +47,7 @@ def main() -> None:
         result |= {"begins": begins, "continues": continues, "parameters": build_model(config, "meta").num_parameters}
         if world.main:
             print(json.dumps(result, indent=1))
-            if options.json:
-                with open(f"{options.json}.new", "w") as file:
-                    json.dump(result, file, indent=1)
-                os.replace(f"{options.json}.new", options.json)
+            save(result, options.json)
 
 
 if __name__ == "__main__":

@@ -262,7 +262,8 @@ def test_a_head_that_is_more_than_a_weight_is_called(small_model, kind, tmp_path
             grads = [p.grad for p in model.parameters() if p.requires_grad]
             gradients.append([grad.to_local() if isinstance(grad, DTensor) else grad for grad in grads])
         assert gradients[0]
-        assert_close(gradients[1], gradients[0], **CLOSE)
+        exactly = {"atol": 0, "rtol": 0}  # of the same logits; FSDP's head makes them chunk by chunk
+        assert_close(gradients[1], gradients[0], **(CLOSE if kind == "unit of FSDP" else exactly))
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -17,7 +17,6 @@ from canonlm.ops.gated_linear_attention import gated_linear_attention
 from canonlm.ops.ssd import ssd
 
 DOCS = torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 2, 2]])
-ANGLES = torch.arange(5.0)[None, :, None, None] / torch.tensor([1.0, 7.0])
 
 
 def normal(*shapes, dtype=torch.float64):

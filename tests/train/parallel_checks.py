@@ -325,12 +325,17 @@ def sends(world, **layout):
     """Bytes of weights and gradients as the plan has them, but for FSDP's padding."""
     config = run_config(micro_batch_size=1, **layout)
     run = Trained(FAMILIES["llama"], config, world)
+    freed = []
+    for layer in run.model.model.layers:
+        layer.register_forward_pre_hook(lambda *_: freed.append(run.model.get_input_embeddings().weight))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(modeling, "loss_of_logits", None)  # the loss never has all logits
         sent = sent_by(lambda: run.gradients(0))
     with torch.device("meta"):
         planned = traffic(decoder(CanonLMConfig(**SIZES | FAMILIES["llama"]), "meta"), config, world.size, 1)
     shards = world.size // (world.tp * config.parallel.dp_replicate)
+    assert freed
+    assert all(isinstance(weight, torch.distributed.tensor.DTensor) for weight in freed)
     micro_batches, units = ROWS // world.dp_size, 2 * SIZES["num_hidden_layers"] + (3 if world.tp == 1 else 2)
     assert len(sent["_allgather_base_"]) == micro_batches * units
     for name, expected in (("_allgather_base_", planned.gathers), ("_reduce_scatter_base_", planned.reductions)):

@@ -137,27 +137,22 @@ def _answer(
     those that an earlier process wrote. FloatingPointError: the model's logits are not finite for any of them."""
     with writing("--out", out, "file"):
         make_folder(out.parent)
-        kept = later.run_answers.rows_in(answered, cut=True)
-    answers = {
-        index: row for index, row in kept.items() if isinstance(row.get("output"), str) and 0 <= index < len(rows)
-    }
+        kept = later.run_answers.rows_in(answered, cut=True, parts={"text": str, "finite": bool})
+    answers = {index: row for index, row in kept.items() if index < len(rows)}
     with Count(len(rows), "written") as count:
         count("written", len(answers))
         for index, text in writer.write([row["prompt"] for row in rows], max_tokens, stop, done=answers):
-            finite = index not in writer.not_finite
-            answers[index] = {"index": index, "slice": {}, "right": {}, "output": text, "finite": finite}
+            answers[index] = {"index": index, "text": text, "finite": index not in writer.not_finite}
             with writing("--out", answered, "file"), append(answered) as file:
                 file.write(f"{json.dumps(answers[index])}\n".encode())
             count("written", len(answers))
-    if bad := sum(answer.get("finite") is False for answer in answers.values()):
+    if bad := sum(not answer["finite"] for answer in answers.values()):
         why = f"the model's logits are not finite (NaN) in {bad:,} of {len(rows):,} prompts"
         if bad == len(rows):
             answered.unlink()
             raise FloatingPointError(f"{why}: nothing is written")
         print(f"canonlm: {why}", file=sys.stderr)
-    lines = [
-        json.dumps({**row, "text": answers[index]["output"]}, ensure_ascii=False) for index, row in enumerate(rows)
-    ]
+    lines = [json.dumps({**row, "text": answers[index]["text"]}, ensure_ascii=False) for index, row in enumerate(rows)]
     with writing("--out", out, "file"):
         write_text(out, "".join(f"{line}\n" for line in lines))
         answered.unlink()

@@ -62,13 +62,15 @@ def complete_name(arch: str, sizes: Sizes, *, saved: bool = False) -> tuple[str,
     if not _is_decoder(arch):
         return arch, sizes.fields
     # Raises for an invalid combination before only half of it is used.
-    width = config_of(arch, sizes, 0, saved=saved).intermediate_size
+    complete = config_of(arch, sizes, 0, saved=saved)
     named = {key: value for key, value in sizes.fields.items() if key in GROUPS["modifiers"]}
     config = config_of(arch, replace(sizes, fields=named), 0)
     assert config.arch is not None  # `config_of` sets it
     rest = {key: value for key, value in sizes.fields.items() if key not in named}
     usual, before = (gated_width(sizes.hidden_size, rounded=rounded) for rounded in (True, False))
-    return config.arch, {"intermediate_size": width, **rest} if usual != before and width in (usual, before) else rest
+    if usual != before and complete.intermediate_size in (usual, before) and complete.mlp != "none":
+        rest = {"intermediate_size": complete.intermediate_size, **rest}
+    return config.arch, rest
 
 
 def on_meta(arch: str, sizes: Sizes) -> LanguageModel:

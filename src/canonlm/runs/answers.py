@@ -15,6 +15,9 @@ MAX_ANSWERS = 2**30
 
 Row = dict[str, Any]
 
+GRADED: Mapping[str, type] = {"slice": dict, "right": dict}
+"""The parts of a graded answer beside its index."""
+
 
 def read_answers(folder: Path, entry: Mapping[str, Any]) -> list[Row]:
     """The answers of an entry of `folder/results.json`, in the order of the questions: `{"index", "slice", "answer",
@@ -57,8 +60,8 @@ def damaged(path: Path, reason: object) -> ValueError:
     return ValueError(f"{path}: a damaged line ({str(reason)[:200]}); remove it to ask these questions again")
 
 
-def rows_in(path: Path, cut: bool = False) -> dict[int, Row]:
-    """The answers in a file, by index. cut: remove an incomplete last line."""
+def rows_in(path: Path, cut: bool = False, parts: Mapping[str, type] = GRADED) -> dict[int, Row]:
+    """The answers in a file, by index. cut: remove an incomplete last line. parts: what a row has beside its index."""
     if not os.path.exists(path):
         return {}
     data = read_bytes(path, MAX_ANSWERS)
@@ -71,9 +74,10 @@ def rows_in(path: Path, cut: bool = False) -> dict[int, Row]:
             row = parse_json(line, f"line {number}")
         except ValueError as error:
             raise damaged(path, error) from None
-        parts = [row.get(key) for key in ("slice", "right")] if isinstance(row, dict) else []
-        if not parts or not all(isinstance(part, dict) for part in parts) or not isinstance(row.get("index"), int):
-            raise damaged(path, f"line {number}: expected an answer with index, slice and right")
+        kinds = {"index": int, **parts}
+        if not isinstance(row, dict) or not all(isinstance(row.get(key), kind) for key, kind in kinds.items()):
+            *most, last = kinds
+            raise damaged(path, f"line {number}: expected an answer with {', '.join(most)} and {last}")
         rows[row["index"]] = row
     if cut and len(lines) < len(data):
         with append(path) as file:

@@ -127,7 +127,7 @@ def _gated_by_token(x, y, taps, y_taps, state, doc_ids):
     return silu(gate) * up, after
 
 
-def as_tokens(x: Tensor, state: Tensor | None, doc_ids: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def _as_tokens(x: Tensor, state: Tensor | None, doc_ids: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """For forms without a state: its inputs as tokens before `x`, and their documents."""
     if state is None:
         return x, doc_ids
@@ -136,7 +136,7 @@ def as_tokens(x: Tensor, state: Tensor | None, doc_ids: Tensor | None) -> tuple[
     return torch.cat([state.mT.to(x), x], dim=1), doc_ids
 
 
-def angles(x: Tensor, before: int) -> tuple[Tensor, Tensor]:
+def _angles(x: Tensor, before: int) -> tuple[Tensor, Tensor]:
     """cos and sin, `[1, T, 1, 4]`. before: the number of earlier tokens in x; the next one has position 1."""
     wide: Any = {"dtype": torch.promote_types(x.dtype, torch.float32), "device": x.device}
     steps = torch.arange(1 - before, x.shape[1] - before + 1, **wide)
@@ -144,9 +144,9 @@ def angles(x: Tensor, before: int) -> tuple[Tensor, Tensor]:
     return each.cos(), each.sin()
 
 
-def turned(y: Tensor) -> Tensor:
+def _turned(y: Tensor) -> Tensor:
     """`[B, T, C]`, of which the first eight channels are rotated as four pairs."""
-    turns = torch.complex(*(each[:, :, 0] for each in angles(y, 0)))
+    turns = torch.complex(*(each[:, :, 0] for each in _angles(y, 0)))
     rotated = torch.complex(y[..., :4], y[..., 4:8]) * turns
     return torch.cat([rotated.real, rotated.imag, y[..., 8:]], dim=-1)
 
@@ -155,8 +155,8 @@ def _rotary(x, y, taps, y_taps, state, doc_ids):
     """Two heads of each; the first one of `x` is rotated."""
     both, time = torch.cat([x, y], dim=-1), x.shape[1]
     after = conv_state(both, taps.shape[-1], doc_ids_BT=doc_ids, state_BCK=state)
-    both, doc_ids = as_tokens(both, state, doc_ids)
-    table = angles(both, both.shape[1] - time)
+    both, doc_ids = _as_tokens(both, state, doc_ids)
+    table = _angles(both, both.shape[1] - time)
     reach = reach_of(doc_ids)
     ys = rotary(both.chunk(2, dim=-1), [taps, y_taps], *table, [1, 0], x.shape[-1] // 2, reach=reach)
     return _joined(ys)[:, -time:], after
@@ -164,7 +164,7 @@ def _rotary(x, y, taps, y_taps, state, doc_ids):
 
 def _rotary_by_token(x, y, taps, y_taps, state, doc_ids):
     both, after = _several_by_token(x, y, taps, y_taps, state, doc_ids)
-    return turned(both), after
+    return _turned(both), after
 
 
 def _normed(x, branch, weight, taps, state, doc_ids):

@@ -7,7 +7,7 @@ def usable(*args: object, **kwargs: object) -> bool:
     return False
 
 
-runs_on = usable_rotary = usable
+runs_on = usable
 last_real: Any = None
-reach_of = convolve = rotary_conv = rotary = fits_normed = last_real
+reach_of = convolve = rotary = fits_normed = last_real
 canon = canon_with_state = CANON = GATED = NORMED = Forms = last_real
