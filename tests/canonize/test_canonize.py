@@ -531,13 +531,14 @@ class OwnModel(PreTrainedModel, GenerationMixin):
         self.blocks = nn.ModuleList(OwnBlock(index) for index in range(2))
         self.post_init()
 
-    def forward(self, input_ids, past_key_values=None, use_cache=None, **kwargs):
-        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache()
+    def forward(self, input_ids, past_key_values=None, use_cache=None, cache=None, **kwargs):
+        cache = past_key_values if cache is None else cache
+        if use_cache and cache is None:
+            cache = DynamicCache()
         x = self.embed(input_ids)
         for block in self.blocks:
-            x = block(x, past_key_values)
-        return CausalLMOutputWithPast(logits=self.head(x), past_key_values=past_key_values)
+            x = block(x, cache)
+        return CausalLMOutputWithPast(logits=self.head(x), past_key_values=cache)
 
 
 def test_a_model_that_the_library_does_not_know():

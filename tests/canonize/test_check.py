@@ -12,6 +12,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, MistralCon
 from canonlm import CanonLMConfig, CanonLMForCausalLM
 from canonlm.canonize import check
 from canonlm.cli import main
+from canonlm.core.cache_name import CACHE
 from canonlm.core.errors import expected, unsupported
 
 SIZES = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -76,11 +77,7 @@ class Leaks(LlamaForCausalLM):
     """Lets documents in one row see each other."""
 
     def forward(self, input_ids=None, position_ids=None, attention_mask=None, **kwargs):
-        mask = (
-            torch.ones_like(input_ids)
-            if attention_mask is None and not kwargs.get("past_key_values")
-            else attention_mask
-        )
+        mask = torch.ones_like(input_ids) if attention_mask is None and not kwargs.get(CACHE) else attention_mask
         return super().forward(input_ids, position_ids=position_ids, attention_mask=mask, **kwargs)
 
 
@@ -92,10 +89,11 @@ class Shuffled(DynamicCache):
 
 
 class LostBeams(LlamaForCausalLM):
-    def forward(self, input_ids=None, past_key_values=None, **kwargs):
-        if type(past_key_values) is DynamicCache:
-            past_key_values.__class__ = Shuffled
-        return super().forward(input_ids, past_key_values=past_key_values, **kwargs)
+    def forward(self, input_ids=None, past_key_values=None, cache=None, **kwargs):
+        cache = past_key_values if cache is None else cache
+        if type(cache) is DynamicCache:
+            cache.__class__ = Shuffled
+        return super().forward(input_ids, **{CACHE: cache}, **kwargs)
 
 
 class Mixes(LlamaForCausalLM):
@@ -134,10 +132,11 @@ class NoRewind(DynamicCache):
 
 
 class LostRewind(LlamaForCausalLM):
-    def forward(self, input_ids=None, past_key_values=None, **kwargs):
-        if type(past_key_values) is DynamicCache:
-            past_key_values.__class__ = NoRewind
-        return super().forward(input_ids, past_key_values=past_key_values, **kwargs)
+    def forward(self, input_ids=None, past_key_values=None, cache=None, **kwargs):
+        cache = past_key_values if cache is None else cache
+        if type(cache) is DynamicCache:
+            cache.__class__ = NoRewind
+        return super().forward(input_ids, **{CACHE: cache}, **kwargs)
 
 
 @pytest.mark.parametrize(
@@ -163,9 +162,10 @@ class Breaks(LlamaForCausalLM):
 
     how = ""
 
-    def forward(self, input_ids=None, attention_mask=None, past_key_values=None, **kwargs):
-        output = super().forward(input_ids, attention_mask, past_key_values=past_key_values, **kwargs)
-        cached = past_key_values is not None and past_key_values.get_seq_length() > input_ids.shape[1]
+    def forward(self, input_ids=None, attention_mask=None, past_key_values=None, cache=None, **kwargs):
+        cache = past_key_values if cache is None else cache
+        output = super().forward(input_ids, attention_mask, **{CACHE: cache}, **kwargs)
+        cached = cache is not None and cache.get_seq_length() > input_ids.shape[1]
         if self.how == "cache" and cached:
             raise TypeError("no\ncache")
         if self.how == "padding" and attention_mask is not None and not attention_mask.all():
@@ -221,7 +221,7 @@ def test_refusals_are_ours_or_the_librarys_and_not_wrong_answers():
     model = spread(CanonLMForCausalLM(CanonLMConfig(**SIZES, mixers=["gdn"])))
     outcomes = check.decoding(model, ["crop", "assisted", "greedy", "causality"])
     assert [each.state for each in outcomes] == ["refused", "refused", "passed", "passed"]
-    assert outcomes[0].detail.startswith("Unsupported: past_key_values: expected a model without recurrent layers")
+    assert outcomes[0].detail.startswith(f"Unsupported: {CACHE}: expected a model without recurrent layers")
     assert check.complaints(outcomes) == []
     assert check.complaints(outcomes[:3]) == ["not checked, as only 1 of 3 cases ran"]
     assert check.complaints(check.decoding(llama(Refuses))) == [

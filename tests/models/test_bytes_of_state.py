@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from canonlm.core.cache_name import CACHE_NAMES
 from canonlm.models.build import build, wrap
 from canonlm.models.interface import SMALL, Sizes
 from canonlm.models.state import State
@@ -95,7 +96,7 @@ def real(model, num_tokens):
     """The bytes of what the layers of a cache of transformers hold."""
     with torch.no_grad():
         outputs = model.module.eval()(torch.ones(1, num_tokens, dtype=torch.long), use_cache=True)
-    cache = outputs.get("past_key_values", outputs.get("cache_params"))
+    cache = next(outputs[name] for name in CACHE_NAMES if outputs.get(name) is not None)
     held = []
     for layer in cache.layers:
         states = [getattr(layer, name, {}).values() for name in ("conv_states", "recurrent_states")]

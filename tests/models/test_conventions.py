@@ -100,7 +100,7 @@ def blocks_and_devices(model, folder):
     places = infer_auto_device_map(model, {0: 2 * block, "cpu": "1GB"}, no_split_module_classes=model._no_split_modules)
     assert not any(name.count(".") > 2 for name in places), places
     assert set(model._no_split_modules) == {type(layer).__name__ for layer in model.model.layers}
-    assert set(model._skip_keys_device_placement) == {"past_key_values"}
+    assert set(model._skip_keys_device_placement) == {"cache", "past_key_values"}
 
 
 def supported_kernels(model, folder):

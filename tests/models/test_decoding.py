@@ -18,6 +18,7 @@ from packaging.version import Version
 from torch.testing import assert_close
 from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 
+from canonlm.core.cache_name import CACHE
 from canonlm.models.mixers import MIXERS
 
 OLD_CACHES = Version(transformers.__version__) < Version("5.18")
@@ -382,7 +383,7 @@ def test_a_recurrent_state_refuses_to_rewind(model):
         filled.crop(-2)
     for cache in (filled, dynamic(model)):
         cache.activate_past_recording()
-        with pytest.raises(ValueError, match="past_key_values: expected a model without recurrent layers"):
+        with pytest.raises(ValueError, match=f"{CACHE}: expected a model without recurrent layers"):
             in_chunks(model, tokens[:, 8:], [6], cache)
     with pytest.raises(ValueError, match="assisted generation is not supported with stateful models"):
         generate(model, ids(1, 6), prompt_lookup_num_tokens=4)
@@ -420,14 +421,14 @@ def test_a_cache_without_configuration_is_refused_before_it_is_used(model):
     if set(model.config.layer_types) == {"full_attention"}:
         assert_close(in_chunks(model, ids(2, 7), [2, 1, 4], cache), whole(model, ids(2, 7)), **EXACT)
         return
-    with pytest.raises(ValueError, match=r"past_key_values: expected a cache made with config=model\.config"):
+    with pytest.raises(ValueError, match=rf"{CACHE}: expected a cache made with config=model\.config"):
         model(ids(2, 7), past_key_values=cache)
     assert cache.get_seq_length() == 0
-    with pytest.raises(ValueError, match="past_key_values: expected a cache of a decoder"):
+    with pytest.raises(ValueError, match=f"{CACHE}: expected a cache of a decoder"):
         model(ids(2, 7), past_key_values=EncoderDecoderCache(DynamicCache(), DynamicCache()))
     moved_away = dynamic(model)
     moved_away.offloading = True
-    with pytest.raises(ValueError, match="past_key_values: expected a cache without offloading"):
+    with pytest.raises(ValueError, match=f"{CACHE}: expected a cache without offloading"):
         model(ids(2, 7), past_key_values=moved_away)
 
 

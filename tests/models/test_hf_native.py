@@ -26,6 +26,7 @@ from transformers.exporters.utils import decompose_for_generation
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM
 from canonlm.canon import CanonLayer
+from canonlm.core.cache_name import CACHE
 from canonlm.models import CanonLMModel
 from canonlm.models.config import MIXERS
 
@@ -443,7 +444,7 @@ def test_prefix_tuning_is_refused_where_states_have_no_prefix(small_model, confi
     if works:
         tuned(IDS, labels=IDS).loss.backward()
     else:
-        with pytest.raises(ValueError, match=r"^past_key_values: expected a cache made with config=model.config"):
+        with pytest.raises(ValueError, match=rf"^{CACHE}: expected a cache made with config=model.config"):
             tuned(IDS, labels=IDS)
 
 

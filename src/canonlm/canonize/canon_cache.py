@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import Cache, StaticCache
 
 from canonlm.canonize.derived import Derived, derived
+from canonlm.core.cache_name import CACHE
 from canonlm.core.errors import unsupported
 
 
@@ -67,9 +68,7 @@ class CanonCache(Derived):
         if tokens_to_remove > 0:  # the older meaning: the number of tokens to keep
             removed = max(0, int(self.get_seq_length()) - tokens_to_remove)  # type: ignore[attr-defined]
         if removed and self.canon_states and not self.canon_records:
-            raise unsupported(
-                "past_key_values", "activate_past_recording() before reading tokens that crop() removes", self
-            )
+            raise unsupported(CACHE, "activate_past_recording() before reading tokens that crop() removes", self)
         super().crop(tokens_to_remove)  # type: ignore[misc]
         if self.canon_records:
             for key, kernel in self.canon_kernels.items():

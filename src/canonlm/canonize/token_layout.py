@@ -11,10 +11,9 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
 from canonlm.canonize import canon_cache
+from canonlm.core.cache_name import CACHE, CACHE_NAMES
 from canonlm.core.errors import expected
 from canonlm.ops.varlen import Layout, as_documents, has_gaps, read_mask
-
-CACHE_NAMES = ("past_key_values", "cache_params", "past_key_value", "layer_past")
 
 
 class HostLayout:
@@ -59,7 +58,7 @@ def layout_of(model: PreTrainedModel, arguments: Mapping[str, Any]) -> HostLayou
         canon_cache.adopt(cache)
         past = _length(cache)
         if not torch.compiler.is_compiling() and not canon_cache.holds_any(cache) and _is_filled(cache, past):
-            raise expected("past_key_values", "a cache filled by this model with its Canon layers", cache)
+            raise expected(CACHE, "a cache filled by this model with its Canon layers", cache)
     mask = arguments.get("attention_mask")
     if isinstance(mask, Mapping):  # one for each kind of layer
         kinds = [kind for kind in ("full_attention", "sliding_attention") if kind in mask] or list(mask)
@@ -86,12 +85,13 @@ def _none_if(values: Tensor | None, test: Any) -> Tensor | None:
 
 
 def _cache(arguments: Mapping[str, Any]) -> Cache | None:
-    for name in (*CACHE_NAMES, "cache", "state", "mems"):
+    names = (*CACHE_NAMES, "past_key_value", "layer_past", "mems")  # the last three are those of blocks and of XLNet
+    for name in names:
         value = arguments.get(name)
         if value is not None and not isinstance(value, Cache):
             what = "a Cache of transformers (continuous batching has no place for the states of Canon layers)"
             raise expected(name, what, type(value).__name__)
-    return next((arguments[name] for name in CACHE_NAMES if arguments.get(name) is not None), None)
+    return next((arguments[name] for name in names if arguments.get(name) is not None), None)
 
 
 def _is_filled(cache: Cache, past: int | Tensor) -> bool:

@@ -58,14 +58,14 @@ class DecoderLayer(GradientCheckpointingLayer):
         layout: Layout,
         attention_mask: Tensor | None = None,
         rotary: tuple[Tensor, Tensor] | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         outputs: tuple[Output, ...] = (),
         first: Tensor | None = None,
         **kwargs,
     ) -> tuple[Tensor, Tensor | None, tuple[Output, ...], Tensor | None]:
         """Returns the stream, from experts in training the loss that balances them, with attention residuals
         `outputs`, all that came before, and this block's, and `first`, or what the first such mixer handed on."""
-        router_loss, cache = None, past_key_values
+        router_loss = None
         if self.mixes and self.layer_idx:
             h_BTD = self.mixer_residual(outputs)
         h_BTD = self._canon("block", "input", h_BTD, layout, cache)

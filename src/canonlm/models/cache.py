@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import Cache, PreTrainedConfig
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer, StaticLayer
 
+from canonlm.core.cache_name import CACHE
 from canonlm.core.errors import expected, unsupported
 from canonlm.ops.canon_conv import for_kernels
 from canonlm.ops.varlen import Layout as Layout
@@ -91,16 +92,14 @@ def check_cache(cache: Cache, config: PreTrainedConfig) -> None:
     """ValueError for a cache made without our configuration, which has no place for convolution states, and which
     would keep all keys of a window."""
     if not hasattr(cache, "layers"):
-        raise expected(
-            "past_key_values", "a cache of a decoder: DynamicCache(config=model.config)", type(cache).__name__
-        )
+        raise expected(CACHE, "a cache of a decoder: DynamicCache(config=model.config)", type(cache).__name__)
     holders = [(hasattr(layer, "conv_states"), getattr(layer, "is_sliding", False)) for layer in cache.layers]
     kinds = [(kind not in ("full_attention", "sliding_attention"), "sliding" in kind) for kind in config.layer_types]
     if any(map(any, kinds)) and holders != kinds:
-        raise expected("past_key_values", f"a cache made with config=model.config ({len(kinds)} layers)", cache)
+        raise expected(CACHE, f"a cache made with config=model.config ({len(kinds)} layers)", cache)
     has_states = any(has for has, _ in kinds)
     if has_states and cache.offloading:  # the library moves states away before all of a layer's were used
-        raise expected("past_key_values", "a cache without offloading: the model has Canon or recurrent states", cache)
+        raise expected(CACHE, "a cache without offloading: the model has Canon or recurrent states", cache)
 
 
 def _of_all_states(method: str, rows: Callable[[Tensor, Any], Tensor]) -> Callable[[Any, Any], None]:
@@ -111,7 +110,7 @@ def _of_all_states(method: str, rows: Callable[[Tensor, Any], Tensor]) -> Callab
         if inherited is not None:
             inherited(argument)
         elif isinstance(layer, CacheLayerMixin):
-            raise expected("past_key_values", f"a dynamic cache for {method}", layer)
+            raise expected(CACHE, f"a dynamic cache for {method}", layer)
         for states in (layer.conv_states, layer.recurrent_states):
             states |= {index: rows(state, argument) for index, state in states.items() if state is not None}
 
@@ -181,7 +180,7 @@ def read_recurrence(cache: Cache | None, layer_idx: int, layout: Layout) -> Tens
     layer: Any = cache.layers[layer_idx]
     if layer.record_past:
         what = "a model without recurrent layers: their state cannot be rewound (prompt lookup, crop)"
-        raise unsupported("past_key_values", what, f"recorded past of layer {layer_idx}")
+        raise unsupported(CACHE, what, f"recorded past of layer {layer_idx}")
     state = layer.recurrent_states[0]
     if state is not None and layout.continues is not None:
         state = state * layout.continues[:, -1].view(-1, *[1] * (state.ndim - 1)).to(state.dtype)

@@ -120,7 +120,7 @@ class CanonLMConfig(PreTrainedConfig):
     """
 
     model_type = "canonlm"
-    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "z_loss"]
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["cache", "past_key_values", "z_loss"]
 
     vocab_size: int = 32000
     hidden_size: int = 512

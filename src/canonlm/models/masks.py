@@ -54,14 +54,8 @@ def make_mask(
     if doc_ids is not None and not options:
         options["and_mask_function"] = same_document(doc_ids)
     make = create_causal_mask if window is None else create_sliding_window_causal_mask
-    mask = make(
-        config=config,
-        inputs_embeds=h_BTD,
-        attention_mask=attention_mask,
-        past_key_values=cache,
-        allow_is_causal_skip=config.alibi is None,
-        **options,
-    )
+    # The cache by its place: its name is `past_key_values` before transformers 5.24, and `cache` since.
+    mask = make(config, h_BTD, attention_mask, cache, allow_is_causal_skip=config.alibi is None, **options)
     if config.alibi is not None:
         pairs = cast(Tensor, mask)
         if attention_mask is None and doc_ids is None:

@@ -35,11 +35,11 @@ class MLP(nn.Module):
 
     __repr__ = by_projection
 
-    def forward(self, x_BTD: Tensor, layout: Layout, past_key_values: Cache | None = None) -> tuple[Tensor, None]:
+    def forward(self, x_BTD: Tensor, layout: Layout, cache: Cache | None = None) -> tuple[Tensor, None]:
         xs = [self.get_submodule(f"{name}_proj")(x_BTD) for name in self.names]
         if self.state_idx >= 0:
             canons = [self.get_submodule(f"canon{OF_MLP}_{name}") for name in self.names]
-            slot = Slot(layout, past_key_values, self.layer_idx, self.state_idx)
+            slot = Slot(layout, cache, self.layer_idx, self.state_idx)
             if len(xs) == 2:
                 return self.down_proj(run_gated(canons, self.act_fn, xs[0], xs[1], slot)), None
             xs = run_site(canons, xs, slot)
@@ -86,9 +86,7 @@ class MoE(nn.Module):
         self.router = Router(config.hidden_size, config.num_experts, bias=False)
         self.experts = Experts(config)
 
-    def forward(
-        self, x_BTD: Tensor, layout: Layout, past_key_values: Cache | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x_BTD: Tensor, layout: Layout, cache: Cache | None = None) -> tuple[Tensor, Tensor | None]:
         """In training, also returns the loss that balances the experts: E * sum_e f_e * P_e (Eq. 4-6), with f_e the
         share of tokens that choose expert e and P_e its mean probability; 1 if all are equal."""
         x_ND, mask = x_BTD.flatten(0, 1), layout.attention_mask

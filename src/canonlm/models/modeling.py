@@ -25,6 +25,7 @@ from transformers.utils.output_capturing import capture_outputs
 from canonlm.canon.layer import CanonLayer, untouched
 from canonlm.canon.sites import SITES
 from canonlm.canon.variants import make_canon
+from canonlm.core.cache_name import CACHE
 from canonlm.core.errors import expected
 from canonlm.core.saved import check_loaded, check_saved
 from canonlm.models.apply_canon import Slot, run_site
@@ -61,7 +62,7 @@ class CanonLMPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["DecoderLayer"]
-    _skip_keys_device_placement = ["past_key_values"]
+    _skip_keys_device_placement = ["cache", "past_key_values"]
     _supports_sdpa = True
     _supports_attention_backend = True
     _can_compile_fullgraph = True
@@ -190,6 +191,7 @@ class CanonLMModel(CanonLMPreTrainedModel):
         cu_seq_lens_q: Tensor | None = None,
         max_length_q: int | None = None,
         span: Span | None = None,
+        cache: Any = None,
         **kwargs,
     ) -> DecoderOutput:
         """As every decoder of transformers, with `doc_ids`: the documents of packed rows, one integer per token, or
@@ -198,8 +200,12 @@ class CanonLMModel(CanonLMPreTrainedModel):
         restart; borders (`cu_seq_lens_q`, `max_length_q`), which kernels read. If these need borders that are missing,
         the forward waits for the GPU. A mask of all pairs, `[B, 1, T, tokens]`, also shows padding and
         documents. `span`: in training without a cache, the part of the rows that `input_ids` are; everything else is
-        then of whole rows. ValueError for an argument that nothing reads."""
-        paged = kwargs.get("cache") is not None  # `generate_batch`, whose arguments only attention reads
+        then of whole rows. `cache`: `past_key_values` by the name it has since transformers 5.24, or the cache
+        of `generate_batch`. ValueError for an argument that nothing reads."""
+        cache = past_key_values if cache is None else cache
+        paged = cache is not None and not isinstance(
+            cache, Cache
+        )  # `generate_batch`: only attention reads its arguments
         if paged:
             kwargs |= {"cu_seq_lens_q": cu_seq_lens_q, "max_length_q": max_length_q}
         else:
@@ -209,10 +215,12 @@ class CanonLMModel(CanonLMPreTrainedModel):
         if len(self.layers) > len(self.config.mixers):  # copies of layers, by PEFT's layer_replication
             raise expected("layers", f"{len(self.config.mixers)}, as in the configuration", len(self.layers))
         h_BTD = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config)
-        if past_key_values is not None:
-            check_cache(past_key_values, self.config)
+        if use_cache and cache is None:
+            cache = DynamicCache(config=self.config)
+        if cache is not None and not paged:
+            check_cache(cache, self.config)
+            if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
+                raise expected(CACHE, "none in training with gradient checkpointing: a block is computed twice", cache)
 
         config, rotary = self.config, None
         masks: dict[int | None, Any] = {}  # by the window of a layer
@@ -228,7 +236,7 @@ class CanonLMModel(CanonLMPreTrainedModel):
                 rows_BTD,
                 attention_mask,
                 position_ids,
-                past_key_values,
+                cache,
                 doc_ids,
                 seq_idx,
                 borders,
@@ -239,14 +247,14 @@ class CanonLMModel(CanonLMPreTrainedModel):
         if span is not None:
             layout, position_ids = replace(layout, span=span), span.cut(cast(Tensor, position_ids))
         if self.convolves:
-            layout = for_canon(layout, h_BTD, past_key_values)
+            layout = for_canon(layout, h_BTD, cache)
         for letter in self.canons:
-            slot = Slot(layout, past_key_values, 0, config.sites(0).index(letter))
+            slot = Slot(layout, cache, 0, config.sites(0).index(letter))
             [h_BTD] = run_site([self.get_submodule(f"canon{letter}")], [h_BTD], slot)
         if config.attends:
             if not layout.without_mask:
                 for window in dict.fromkeys(config.window(i) for i in config.attending):
-                    made, order = make_mask(config, window, rows_BTD, attention_mask, past_key_values, all_ids)
+                    made, order = make_mask(config, window, rows_BTD, attention_mask, None if paged else cache, all_ids)
                     masks[window] = made
                     layout = layout if order is None else replace(layout, key_order=order)
             if config.rope_dim:
@@ -267,18 +275,18 @@ class CanonLMModel(CanonLMPreTrainedModel):
                 layout,
                 attention_mask=masks.get(config.window(layer_idx)),
                 rotary=rotary,
-                past_key_values=past_key_values,
+                cache=cache,
                 outputs=outputs,
                 first=first,
                 **kwargs,
             )
             if router_loss is not None:
                 router_losses.append(router_loss)
-        count_tokens(past_key_values, config, h_BTD)
+        count_tokens(cache, config, h_BTD)
         h_BTD = self.residual(outputs) if config.attention_residuals else h_BTD
         return DecoderOutput(
             last_hidden_state=self.norm(h_BTD),
-            past_key_values=past_key_values,
+            **{CACHE: cache},
             router_loss=torch.stack(router_losses).sum() if router_losses else None,
         )
 
@@ -320,6 +328,7 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
         compiled_loss: bool = False,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
+        cache: Any = None,
         **kwargs,
     ) -> CausalLMOutput:
         """With targets, also computes the loss: the mean over labelled ones, or the sum divided by
@@ -340,7 +349,7 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            past_key_values=past_key_values,
+            cache=past_key_values if cache is None else cache,
             inputs_embeds=inputs_embeds,
             doc_ids=doc_ids,
             use_cache=use_cache,
@@ -360,7 +369,7 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
             loss=loss,
             z_loss=z_loss,
             logits=logits,
-            past_key_values=outputs.past_key_values,
+            **{CACHE: getattr(outputs, CACHE)},
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
@@ -394,8 +403,9 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
         config: CanonLMConfig,
         inputs_embeds: Tensor,
         attention_mask: Tensor | None,
-        past_key_values: Cache | None,
+        past_key_values: Cache | None = None,
         position_ids: Tensor | None = None,
+        cache: Cache | None = None,
         **kwargs,
     ):
         """The mask that `generate` passes to the forward, with a static cache. Prefill keeps the two-dimensional one:
@@ -405,7 +415,8 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
         if inputs_embeds.shape[1] > 1 or padded or config.alibi is not None or config.sliding_layers is not None:
             return attention_mask
         window = config.sliding_window
-        made, _ = make_mask(config, window, inputs_embeds, attention_mask, past_key_values, None)
+        cache = past_key_values if cache is None else cache
+        made, _ = make_mask(config, window, inputs_embeds, attention_mask, cache, None)
         return made if config.attends else None
 
     def prepare_inputs_for_generation(  # type: ignore[override]
@@ -417,7 +428,7 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
         if doc_ids is not None:
             inputs["attention_mask"] = kwargs.get("attention_mask")  # the documents are not in a prepared one
             # One per token: fewer while a prompt is read in chunks; new tokens belong to their row's last document.
-            cache, ids = inputs.get("past_key_values"), inputs["input_ids"]
+            cache, ids = inputs.get(CACHE), inputs["input_ids"]
             length = (inputs["inputs_embeds"] if ids is None else ids).shape[1]
             length += 0 if cache is None else int(cache.get_seq_length())
             new = doc_ids[:, -1:].expand(-1, max(0, length - doc_ids.shape[1]))

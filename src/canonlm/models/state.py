@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-CACHES = ("past_key_values", "cache_params", "state")
-"""The names of the cache in the outputs of transformers' models."""
+from canonlm.core.cache_name import CACHE_NAMES
 
 MAX_DEPTH = 8  # of objects in a cache
 
@@ -60,7 +59,7 @@ def bytes_after(module: PreTrainedModel, num_tokens: int) -> int | None:
         if experts:
             module.set_experts_implementation(experts)
         module.train(training)
-    cache = next((each for name in CACHES if (each := getattr(output, name, None)) is not None), None)
+    cache = next((each for name in CACHE_NAMES if (each := getattr(output, name, None)) is not None), None)
     tensors = {(x.untyped_storage()._cdata, x.storage_offset(), x.shape): x for x in _tensors(cache, set(), 0)}
     return None if cache is None else sum(x.nbytes for x in tensors.values() if x.is_floating_point())
 

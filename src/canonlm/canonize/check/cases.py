@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 
 from canonlm.canonize.check.reference import LENGTHS, NEW, Subject
+from canonlm.core.cache_name import CACHE
 from canonlm.core.errors import Unsupported
 
 PIECES = (4, 1, 3, 1)
@@ -232,13 +233,13 @@ def _(subject: Subject) -> float:
 def _recorded(subject: Subject, tokens: Tensor) -> tuple[Tensor, Any]:
     """As `Subject.step`, with a cache that can be cropped later."""
     cache = None
-    if "past_key_values" in subject.accepts:
+    if subject.accepts & {"cache", "past_key_values"}:
         cache = DynamicCache(config=subject.model.config.get_text_config())
         if hasattr(cache, "activate_past_recording"):
             cache.activate_past_recording()  # as the library does before it removes tokens
     logits, cache = subject.step(tokens, cache)
     if not hasattr(cache, "crop"):
-        raise Unsupported("past_key_values", f"{type(cache).__name__} cannot be cropped")
+        raise Unsupported(CACHE, f"{type(cache).__name__} cannot be cropped")
     return logits, cache
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
+from canonlm.core.cache_name import CACHE, CACHE_NAMES
 from canonlm.core.errors import Unsupported
 
 LENGTHS = (4, 9, 6)
@@ -100,12 +101,13 @@ class Subject:
 
     def step(self, tokens: Tensor, cache: Any = None, **options: Any) -> tuple[Tensor, Any]:
         """Logits of `tokens`, `[B, T]`, and the cache after them."""
-        name = next((key for key in ("past_key_values", "cache_params", "state") if key in self.accepts), None)
+        name = next((key for key in CACHE_NAMES if key in self.accepts), None)
         if name is None:
-            raise Unsupported("past_key_values", "its forward takes no cache")
+            raise Unsupported(CACHE, "its forward takes no cache")
         known = {key: value for key, value in options.items() if key in self.accepts}
         with torch.no_grad():
             output = self.forward(tokens, use_cache=True, **({} if cache is None else {name: cache}), **known)
-        if output.get(name) is None:
-            raise Unsupported("past_key_values", "its forward returns no cache")
-        return output.logits, output[name]
+        cache = next((output[key] for key in CACHE_NAMES if output.get(key) is not None), None)
+        if cache is None:
+            raise Unsupported(CACHE, "its forward returns no cache")
+        return output.logits, cache

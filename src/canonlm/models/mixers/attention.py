@@ -17,6 +17,7 @@ from transformers.models.llama.modeling_llama import eager_attention_forward
 
 from canonlm.canon.layer import on_this_device
 from canonlm.canon.sites import OF_MIXER
+from canonlm.core.cache_name import CACHE
 from canonlm.models.apply_canon import Slot, run_rotary, run_site
 from canonlm.models.cache import Layout, keep_last
 from canonlm.models.initialize import start_with, zeros
@@ -102,7 +103,7 @@ class Attention(Mixer):
         layout: Layout,
         attention_mask: Tensor | None,
         rotary: tuple[Tensor, Tensor] | None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         **kwargs,
     ) -> tuple[Tensor, Tensor | None]:
         """`attention_mask` is what transformers' mask functions make for the chosen kernel; documents that it does not
@@ -114,7 +115,7 @@ class Attention(Mixer):
         heads, rotated = None, (self.config.rope_heads, self.config.rope_heads // self.num_key_value_groups, 0)
         if self.state_idx >= 0:
             canons = [getattr(self, f"canon{OF_MIXER}_{name}", None) for name in "qkv"]
-            slot = Slot(layout, past_key_values, self.layer_idx, self.state_idx)
+            slot = Slot(layout, cache, self.layer_idx, self.state_idx)
             heads = run_rotary(canons, (q, k, v), rotary, self.head_dim, rotated, slot)
             if heads is None:
                 q, k, v = run_site(canons, (q, k, v), slot, x_BTD)
@@ -124,8 +125,12 @@ class Attention(Mixer):
                 heads = [rotate(x, *rotary, count) if count else x for x, count in zip(heads, rotated, strict=True)]
         q_BHTE, k_BHTE, v_BHTE = (x.transpose(1, 2) for x in heads)
         k_BHSE, v_BHSE = k_BHTE, v_BHTE
-        if past_key_values is not None:
-            k_BHSE, v_BHSE = past_key_values.update(k_BHTE, v_BHTE, self.layer_idx)
+        if isinstance(cache, Cache):
+            k_BHSE, v_BHSE = cache.update(k_BHTE, v_BHTE, self.layer_idx)
+        elif cache is not None and CACHE == "cache":
+            k_BHSE, v_BHSE = cache.update(k_BHTE, v_BHTE, self.layer_idx, kwargs=kwargs)
+        elif cache is not None:  # before transformers 5.24, the function for the kernel updates a paged cache
+            kwargs["cache"] = cache
         if layout.without_mask:
             assert layout.documents is not None
             if self.config._attn_implementation == "sdpa":
@@ -135,8 +140,8 @@ class Attention(Mixer):
             # Nothing was cached: the new keys are all there are; a static cache has empty places after them.
             k_BHSE, v_BHSE, kwargs = k_BHTE, v_BHTE, kwargs | layout.documents.arguments()
         y_BTHE, weights = self.attend(q_BHTE, k_BHSE, v_BHSE, attention_mask, layout.span, kwargs)
-        if past_key_values is not None and layout.key_order is not None and self.window is not None:
-            keep_last(past_key_values.layers[self.layer_idx], k_BHSE, v_BHSE, layout.key_order)
+        if cache is not None and layout.key_order is not None and self.window is not None:
+            keep_last(cache.layers[self.layer_idx], k_BHSE, v_BHSE, layout.key_order)
         return self.output(y_BTHE, x_BTD), weights
 
     def attend(

@@ -112,7 +112,7 @@ class LatentAttention(Attention):
         layout: Layout,
         attention_mask: Tensor | None,
         rotary: tuple[Tensor, Tensor] | None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         **kwargs,
     ) -> tuple[Tensor, Tensor | None]:
         full = hasattr(self, "q_proj")
@@ -123,7 +123,7 @@ class LatentAttention(Attention):
             canons = [
                 getattr(self, f"canon{OF_MIXER}_{name}", None) for name in ("q", "latent", "rope")[: len(projected)]
             ]
-            slot = Slot(layout, past_key_values, self.layer_idx, self.state_idx)
+            slot = Slot(layout, cache, self.layer_idx, self.state_idx)
             projected = run_site(canons, projected, slot, x_BTD)
         q_BTHE, c_BTC, *rest = projected[0].unflatten(-1, (-1, self.key_dim + self.rope_dim)), *projected[1:]
         q_BTHN, p_BTHP = q_BTHE.split([self.key_dim, self.rope_dim], dim=-1)
@@ -132,15 +132,15 @@ class LatentAttention(Attention):
             p_BTHP, r_BT1P = (rotate(x, *rotary, x.shape[2]) for x in (p_BTHP, r_BT1P))
         q_BHTN, p_BHTP, r_B1SP, c_B1SC = (x.transpose(1, 2) for x in (q_BTHN, p_BTHP, r_BT1P, c_BTC[:, :, None]))
         new = c_B1SC, r_B1SP
-        if past_key_values is not None:
-            c_B1SC, r_B1SP = past_key_values.update(c_B1SC, r_B1SP, self.layer_idx)
+        if cache is not None:
+            c_B1SC, r_B1SP = cache.update(c_B1SC, r_B1SP, self.layer_idx)
         kept = c_B1SC, r_B1SP
         if layout.without_mask:  # nothing was cached: a static cache has empty places after the new tokens
             assert layout.documents is not None
             (c_B1SC, r_B1SP), kwargs = new, kwargs | layout.documents.arguments()
         y_BTF, weights = self.sums(q_BHTN, p_BHTP, c_B1SC, r_B1SP, attention_mask, layout.span, kwargs)
-        if past_key_values is not None and layout.key_order is not None and self.window is not None:
-            keep_last(past_key_values.layers[self.layer_idx], *kept, layout.key_order)
+        if cache is not None and layout.key_order is not None and self.window is not None:
+            keep_last(cache.layers[self.layer_idx], *kept, layout.key_order)
         return self.output(y_BTF, x_BTD), weights
 
     def sums(

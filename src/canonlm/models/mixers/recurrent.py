@@ -67,7 +67,7 @@ class RecurrentMixer(Mixer):
         layout: Layout,
         attention_mask: Tensor | None = None,
         rotary: tuple[Tensor, Tensor] | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         **kwargs,
     ) -> tuple[Tensor, Tensor | None]:
         """The output `[B, T, D]`, and None (in place of attention weights) or what the mixer hands on.
@@ -76,12 +76,12 @@ class RecurrentMixer(Mixer):
             x_BTD: the layer's input, after its norm.
             layout: documents and padding of the batch.
             attention_mask, rotary: the mask of all pairs, and the tables of rotary positions; only attention uses them.
-            past_key_values: the cache, which is read and updated; None: there is none.
+            cache: the cache, which is read and updated; None: there is none.
         """
-        state = read_recurrence(past_key_values, self.layer_idx, layout)
+        state = read_recurrence(cache, self.layer_idx, layout)
         handed = {"first": kwargs["first"]} if self.hands_on else {}
-        mixed: tuple[Tensor, ...] = self.mix(x_BTD, layout, past_key_values, state, **handed)
-        write_recurrence(past_key_values, self.layer_idx, mixed[1])
+        mixed: tuple[Tensor, ...] = self.mix(x_BTD, layout, cache, state, **handed)
+        write_recurrence(cache, self.layer_idx, mixed[1])
         return mixed[0], mixed[2] if self.hands_on else None
 
     def add_short_convs(self, widths: dict[str, int], *, bias: bool = False, fill: Fill | None = None) -> None:
