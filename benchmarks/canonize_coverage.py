@@ -251,15 +251,15 @@ def compared(name: str, host, sites: str, quick: bool) -> dict:
     if quick:
         return row
     theirs, ours = ({one.case: one for one in check.decoding(each)} for each in (host, model))
-    order = ("passed", "refused", "differs")
+    order = ("passed", "refused", "differs", "failed")
     worse = {
         case: f"{one.state} ({one.error if one.error is not None else one.detail[:150]})"
         for case, one in ours.items()
         if order.index(one.state) > order.index(theirs[case].state)
     }
     # A host may be right by luck: a case that it gets wrong for other tokens was not broken by Canon layers.
-    for case in [case for case in worse if ours[case].state == "differs"]:
-        if any(check.decoding(host, [case], seed=seed)[0].state == "differs" for seed in (1, 2, 3, 4)):
+    for case in [case for case in worse if ours[case].state in ("differs", "failed")]:
+        if any(check.decoding(host, [case], seed=seed)[0].state == ours[case].state for seed in (1, 2, 3, 4)):
             theirs[case] = ours[case]
             del worse[case]
     row["worse"] = worse

@@ -445,3 +445,15 @@ def test_tensors_are_where_the_tokens_are(small_model, key):
     elsewhere = torch.ones(2, 4, dtype=torch.long, device="meta")
     with pytest.raises(ValueError, match=f'^{key}: expected a tensor on cpu, as the tokens, got "meta"'):
         small_model()(ids(2, 4), **{key: elsewhere})
+
+
+@pytest.mark.parametrize("name", ["cache", "past_key_values"])
+def test_a_cache_has_either_name(small_model, name):
+    model, tokens = small_model(mixers=["gdn", "attention"], canon_sets=["AbBCD", "ABCD"]), ids(2, 9)
+    passed = {name: dynamic(model)}
+    with torch.no_grad():
+        logits = [model(part, **passed).logits for part in tokens.split(5, dim=1)]
+    assert_close(torch.cat(logits, dim=1), whole(model, tokens), **EXACT)
+    model.gradient_checkpointing_enable()
+    with pytest.raises(ValueError, match=f"^{CACHE}: expected none in training with gradient checkpointing"):
+        model.train()(tokens, **passed)

@@ -1,4 +1,4 @@
-"""What transformers calls the cache, in arguments and outputs of its models."""
+"""The name of the cache in models of transformers, as an argument and in their outputs."""
 
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
