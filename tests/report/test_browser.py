@@ -1,12 +1,12 @@
 """The page in a real browser, from disk. Run by `make test-browser`, which installs chromium."""
 
-import json
 import re
 from xml.etree import ElementTree
 
 import pytest
 from browsing import MARKS, errors, load, requested, until
 from folders import evaluation, write_run
+from reading import evals_of
 
 from canonlm.report import load_play, write_report
 from canonlm.report.page import write_page
@@ -95,9 +95,8 @@ def test_a_chart_saves_its_points(browser, demo):
     show(browser, write_report(demo))
     rows = browser.execute_script("return document.querySelector('#curves-1 ~ .saves .csv').rows()")
     points = [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
-    name = "depo-llama-lr0.01-seed1"
-    lines = (demo / "runs" / name / "metrics.jsonl").read_text().splitlines()
-    evals = [row for row in map(json.loads, lines) if row["kind"] == "eval"]
+    name = "depo-llama-64000-lr0.003-seed1"
+    evals = evals_of(demo / "runs" / name)
     mine = [point for point in points if point["run"] == name]
     assert {point["series"] for point in mine} == {"llama"}
     counts = [(row["step"], entry) for row in evals for entry in row["slices"] if entry["slice"] == {"k": 2}]

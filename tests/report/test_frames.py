@@ -1,6 +1,5 @@
 """The user's runs as rows of the frame of the published results: complete, in its units, with a list of omissions."""
 
-import json
 import math
 import time
 from importlib.resources import files
@@ -9,7 +8,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 import yaml
-from folders import evaluation, write_run
+from folders import evaluation, write_results, write_run
 
 from canonlm.experiments.published import curves, everything, published
 from canonlm.experiments.published.names import setting_of, split_arch
@@ -32,19 +31,6 @@ TOKENS = 32 * 512  # a step of `write_run`
 def depo_run(folder, **kwargs):
     rows = [evaluation(step, {("k", 4): (step, 1000), ("k", 8): (step // 2, 1000)}) for step in (100, 200, 800)]
     return write_run(folder, **{"task": DEPO1, "evals": rows, "config": SHAPE} | kwargs)
-
-
-def write_results(folder, model, entries_of_suites):
-    folder.mkdir(parents=True)
-    entries = [
-        {
-            "suite": suite, "name": name, "settings": settings,
-            "scores": [{"measure": measure, "value": value, "stderr": stderr, "n": n, "slice": where, "share": share,
-                        "higher_is_better": True} for measure, value, stderr, n, where, share in scores],
-        }
-        for suite, name, settings, scores in entries_of_suites
-    ]  # fmt: skip
-    (folder / "results.json").write_text(json.dumps({"model": model, "results": entries}))
 
 
 def rows(numbers, *columns, **where):

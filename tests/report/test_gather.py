@@ -1,16 +1,14 @@
 """Several folders at once: each run once, with a unique name, beside runs with the same questions. And any contents of
 a folder give a report."""
 
-import io
 import json
 import os
 import shutil
 import time
 
 import pytest
-from folders import evaluation, text_evaluation, write_run, write_text_run
-from reading import numbers, visible_text
-from rich.console import Console
+from folders import evaluation, text_evaluation, write_results, write_run, write_text_run
+from reading import numbers, page_of, printed, visible_text
 
 from canonlm.experiments.published.runs import runs_curves
 from canonlm.report import load_play, tables, write_report
@@ -88,11 +86,8 @@ def test_a_run_that_is_given_twice_counts_once(tmp_path):
 
 def test_results_of_one_name_in_two_folders(tmp_path):
     for name in ("one", "two"):
-        (tmp_path / name / "mine").mkdir(parents=True)
-        score = {"measure": "exact", "value": 0.5, "stderr": None, "n": 4, "slice": {}, "share": True}
-        entry = {"suite": "multihop", "name": "1hop", "settings": {}, "scores": [score]}
-        results = {"model": {"source": "mine"}, "results": [entry]}
-        (tmp_path / name / "mine" / "results.json").write_text(json.dumps(results))
+        entry = ("multihop", "1hop", {}, [("exact", 0.5, None, 4, {}, True)])
+        write_results(tmp_path / name / "mine", {"source": "mine"}, [entry])
     both = [tmp_path / "one", tmp_path / "two"]
     assert [one.label for one in load_play(both).evaluated] == [f"{folder}/mine" for folder in both]
     assert [one.label for one in load_play(both[0]).evaluated] == ["mine"]
@@ -136,10 +131,10 @@ DAMAGES = {
 }
 
 
-def page_of(folder):
-    page = write_report(folder).read_text()
+def first_words(folder):
+    page = page_of(folder)
     assert "whole" in {row["run"] for row in numbers(page)}
-    list(tables(load_play(folder)))
+    printed(folder)
     return {line.partition(":")[0] for line in visible_text(page).splitlines()}
 
 
@@ -152,9 +147,9 @@ def test_a_damaged_file_is_named_on_the_page(tmp_path, name):
         write_text_run(text, evals=[text_evaluation(5, {"web": (1.0, 0.3, 9)})], contents={"web": "a"})
         for folder in (tmp_path / "runs" / kind, text):
             damage(folder / name)
-    first_words = page_of(tmp_path)
+    words = first_words(tmp_path)
     if name == "config.yaml":
-        assert {*DAMAGES, *(f"text-{kind}" for kind in DAMAGES)} <= first_words
+        assert {*DAMAGES, *(f"text-{kind}" for kind in DAMAGES)} <= words
 
 
 @pytest.mark.every(4)
@@ -162,7 +157,7 @@ def test_a_damaged_file_is_named_on_the_page(tmp_path, name):
 def test_a_page_of_a_damaged_play_folder(tmp_path, damage):
     play_folder(tmp_path, {"whole": {}})
     damage(tmp_path / "play.json")
-    page_of(tmp_path)
+    first_words(tmp_path)
 
 
 def test_names_that_are_not_text(tmp_path):
@@ -173,7 +168,7 @@ def test_names_that_are_not_text(tmp_path):
         (folder / "config.yaml").write_text(
             (folder / "config.yaml").read_text().replace("arch: llama", 'arch: "\\ud800"')
         )
-    page = write_report(tmp_path).read_text()
+    page = page_of(tmp_path)
     assert "n?0" in page
     for part in tables(load_play(tmp_path)):
         str(part).encode()
@@ -187,16 +182,10 @@ def test_names_cannot_send_terminal_escapes(tmp_path):
     write_run(tmp_path / "runs" / "c\x1b[2J", task=task, evals=[evaluation(50, HALF)], finished=False)
     rows = [text_evaluation(5, {"d\x1b[2J": (1.0, 0.3, 9)})]
     write_text_run(tmp_path / "runs" / "e\x1b[2J", evals=rows, sources={"f\x1b[2J": ("g", 1.0)})
-    results = tmp_path / "evals" / "h\x1b[2J"
-    results.mkdir(parents=True)
-    score = {"measure": "i\x1b[2J", "value": 0.5, "stderr": None, "n": 4, "slice": {}, "share": True}
-    entry = {"suite": "multihop", "name": "j\x1b[2J", "settings": {}, "scores": [score]}
-    (results / "results.json").write_text(json.dumps({"model": {"source": "k"}, "results": [entry]}))
+    entry = ("multihop", "j\x1b[2J", {}, [("i\x1b[2J", 0.5, None, 4, {}, True)])
+    write_results(tmp_path / "evals" / "h\x1b[2J", {"source": "k"}, [entry])
     (tmp_path / "runs" / "l\x1b[2J").mkdir()
-    console = Console(file=io.StringIO(), width=250, color_system=None)
-    for part in tables(load_play(tmp_path)):
-        console.print(part)
-    text = console.file.getvalue()
+    text = printed(tmp_path, width=250)
     assert all(f"{letter}�[2J" in text for letter in "bcdfhijlx")
     assert "\x1b" not in text
 

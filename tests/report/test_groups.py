@@ -5,9 +5,9 @@ import json
 import pytest
 from folders import evaluation, write_run, write_text_run
 from folders import text_evaluation as text_row
-from reading import row_heads, visible_text
+from reading import page_of, row_heads, visible_text
 
-from canonlm.report import load_play, read_runs, summarise, write_report
+from canonlm.report import load_play, read_runs, summarise
 from canonlm.report.settings import settings
 from canonlm.report.table import tables
 from canonlm.runs.groups import by_run, grouped
@@ -34,7 +34,7 @@ def test_residual_and_no_residual_are_two_groups(tmp_path):
     run(tmp_path / "runs" / "b", "llama+canon", fields={"canon_residual": False})
     run(tmp_path / "runs" / "c", "llama+canon", seed=1, fields={"canon_residual": False})
     assert names(tmp_path) == ["llama+canon", "llama+canon (canon_residual=false)"]
-    page = write_report(tmp_path).read_text()
+    page = page_of(tmp_path)
     assert "llama+canon (canon_residual=false) − llama+canon" in row_heads(page)
 
 
@@ -95,7 +95,7 @@ def test_two_plays_one_page(tmp_path, capsys):
         run(tmp_path / "runs" / listed[-1], arch, params=66_000, layers=4, share=90, fields=fields, matched=matched)
     section = {"id": "tiny/depo", "heading": "depo", "runs": listed, "command": "canonlm play a\ncanonlm play b"}
     (tmp_path / "play.json").write_text(json.dumps({"sections": [section], "command": section["command"]}))
-    page = write_report(tmp_path).read_text()
+    page = page_of(tmp_path)
     assert all(name in page for name in listed)
     shown = {f"llama ({layers}L {width}d)" for layers, width in SIZES} | {
         "gdn2", "llama+canon", "llama+canon (canon_residual=false)"}  # fmt: skip
@@ -125,7 +125,7 @@ def test_runs_on_text_name_their_differences(tmp_path, decay):
     runs, _ = read_runs([tmp_path / "a", tmp_path / "b"])
     expected = ["llama", "llama"] if decay == 0.1 else ["llama (weight_decay=0.1)", "llama (weight_decay=0.3)"]
     assert [by_run(grouped(runs))[run.name].family for run in runs] == expected
-    assert expected[1] in write_report(tmp_path).read_text()
+    assert expected[1] in page_of(tmp_path)
 
 
 def test_sizes_with_matched_parameters_are_one_family(tmp_path):

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from folders import evaluation, text_evaluation, write_run, write_text_run
-from test_frames import write_results
+from folders import evaluation, text_evaluation, write_results, write_run, write_text_run
 
 import canonlm
 

@@ -8,25 +8,17 @@ import math
 import polars as pl
 import pytest
 from folders import evaluation, text_evaluation, write_run, write_text_run
-from reading import charts, visible_text
-from rich.console import Console
+from reading import charts, page_of, printed, visible_text
 from test_page import NASTY, Page
 
 from canonlm.experiments.published.runs import runs_curves, runs_frame, settings
-from canonlm.report import load_play, load_run, numbers_csv, tables, write_report
+from canonlm.report import load_play, load_run, numbers_csv
 from canonlm.runs.gather import gather
 from canonlm.runs.load import mixes
 
 TOKENS = 32 * 512  # a step of `write_run`
 ROWS = [text_evaluation(100, {"web": (3.5, 1.1, 1000)}), text_evaluation(200, {"web": (2.25, 0.7, 1000)})]
 TWO = [text_evaluation(200, {"web": (2.0, 0.5, 3000), "code": (1.0, 0.25, 1000)})]
-
-
-def printed(folders):
-    console = Console(file=io.StringIO(), width=200)
-    for part in tables(load_play(folders)):
-        console.print(part)
-    return console.file.getvalue()
 
 
 def test_a_run_is_read_as_written(tmp_path):
@@ -48,7 +40,7 @@ def test_a_run_without_held_out_text(tmp_path):
     assert "2.500" in printed(tmp_path)
     numbers, left_out = runs_frame([tmp_path])
     assert (len(numbers), left_out) == (0, [])
-    assert "Training loss" in visible_text(write_report(tmp_path).read_text())
+    assert "Training loss" in visible_text(page_of(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +118,7 @@ def test_the_tables(tmp_path):
         "gla5+canon", "2L64D", "0.001", "0", "4.1 M", "2.250", "0.700", "–", "–", "2.125",
         "unfinished at step 250 of 900"]  # fmt: skip
     assert text.count("at step 200") == 2  # below them
-    page = write_report(tmp_path).read_text()
+    page = page_of(tmp_path)
     words = visible_text(page)
     assert "Pretraining on text: web" in words
     assert "accuracy" not in words
@@ -141,7 +133,7 @@ def test_every_curve_is_the_run_it_names(tmp_path):
         tmp_path / "runs" / "b", arch="llama+canon", evals=TWO, losses=[(s, 4 - s / 1e5) for s in range(90_000)]
     )
     drawn = {(name, one["run"]): dict(zip(one["x"], one["y"], strict=True))
-             for name, chart in charts(write_report(tmp_path).read_text()).items()
+             for name, chart in charts(page_of(tmp_path)).items()
              for one in chart["series"]}  # fmt: skip
     assert drawn["text-0-0", "a"] == {100 * TOKENS: 3.5, 200 * TOKENS: 2.25}
     assert drawn["text-0-0", "b"] == {200 * TOKENS: 2.0}
@@ -204,7 +196,7 @@ def test_text_from_runs_stays_text(tmp_path):
         rows = [text_evaluation(10, {NASTY: (1.0, 1.0, 5), "[red]x[/red]": (1.0, 1.0, 5)})]
         write_text_run(tmp_path / "runs" / f"{NASTY}{place}", arch=NASTY, evals=rows, losses=[(5, 2.0)],
                        sources={NASTY: (f"{NASTY}{place}", 1.0)}, finished=place == 0)  # fmt: skip
-    written = write_report(tmp_path).read_text()
+    written = page_of(tmp_path)
     assert not [tag for tag, _ in Page(written).tags if tag == "img"]
     assert NASTY in visible_text(written)
     text = printed(tmp_path)
