@@ -79,13 +79,6 @@ def test_results_without_runs_make_a_report(tmp_path):
     assert "100%" in printed(tmp_path / "evals")
 
 
-def test_damaged_results_are_reported(folder):
-    (folder / "evals" / "<b>" / "results.json").write_text('{"model": {"source": "x"}, "results": [{"suite": "s"}]}')
-    play = load_play(folder)
-    assert len(play.evaluated) == 1
-    assert [entry.name for entry in play.left_out] == ["evals/<b>/results.json"]
-
-
 def test_documents_are_compared_in_pairs(tmp_path):
     """The interval is that of scipy's paired t-test; a model whose answers are gone or changed has none."""
     nats = {

@@ -13,7 +13,6 @@ from reading import numbers, page_of, printed, visible_text
 from canonlm.experiments.published.runs import runs_curves
 from canonlm.report import load_play, tables, write_report
 from canonlm.report.settings import unplanned
-from canonlm.runs.folder import run_folders
 from canonlm.runs.gather import gather
 
 HALF = {("k", 1): (50, 100), ("k", 2): (10, 100)}
@@ -205,22 +204,6 @@ def test_500_runs(tmp_path):
     page = write_report(tmp_path)
     assert time.process_time() - start < 10
     assert len({row["run"] for row in numbers(page.read_text())}) == 500
-
-
-def test_run_folders(tmp_path):
-    folder = play_folder(tmp_path / "one", {"a": {}})
-    assert run_folders(folder) == run_folders(folder / "runs") == [folder / "runs" / "a"]
-    assert run_folders(folder / "runs" / "a") == [folder / "runs" / "a"]
-
-
-def test_a_folder_of_play_folders_includes_all_of_them(tmp_path):
-    play_folder(tmp_path / "one", {"a": {}, "b": {"seed": 1}}, "Mine")
-    play_folder(tmp_path / "two", {"a": {"arch": "llama+canon"}}, "Yours")
-    assert {name for result in gather(tmp_path) for name in result.runs} == {"a", "b"}
-    play = load_play(tmp_path)
-    assert sorted(run.name for run in play.runs) == [f"{tmp_path}/one/a", f"{tmp_path}/two/a", "b"]
-    assert play.left_out == ()
-    assert play.title == "Mine and Yours"
 
 
 def test_different_sizes_are_reported(tmp_path):
