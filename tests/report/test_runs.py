@@ -4,7 +4,7 @@ import json
 
 import pytest
 import yaml
-from folders import evaluation, write_run
+from folders import evaluation, text_evaluation, write_run, write_text_run
 from reading import embedded_json
 
 from canonlm.experiments.outcomes import read_finished
@@ -36,23 +36,30 @@ def test_a_crashed_run_keeps_its_rows_and_counts_the_incomplete_line(run_folder)
     assert [row.step for row in run.evals] == [50]
 
 
+ROWS = [
+    "[]", "3", "null", "{}", "\\x00", '{"kind": "eval", "st', "[" * 100_000,
+    '{"kind": "train", "step": "a", "loss": 1}', '{"kind": "train", "step": 1, "loss": "3.0x"}',
+    '{"kind": "eval", "step": 1}', '{"kind": "eval", "step": 1, "slices": [["k", 1, 2]]}',
+    '{"kind": "eval", "step": 1, "slices": [{"slice": {"k": 1}, "correct": 3, "total": 2}]}',
+    '{"kind": "eval", "step": Infinity, "slices": [{"slice": {"k": 1}, "correct": 1, "total": 2}]}',
+    '{"kind": "eval", "step": 1, "slices": [{"slice": {"k": 1}, "correct": 0, "total": 0}]}',
+    '{"kind": "eval", "step": 1, "slices": [{"slice": "k", "correct": 1, "total": 2}]}',
+    '{"kind": "eval", "step": 1, "slices": [{"slice": {"k": 1}, "correct": NaN, "total": 2}]}',
+]  # fmt: skip
+OF_TEXT = [
+    '{"kind": "eval", "step": 9, "loss": 1.0}', '{"kind": "eval", "step": 9, "loss": 1.0, "sets": [1]}',
+    '{"kind": "eval", "step": 9, "loss": 1.0, "sets": {"web": 3}}', '{"kind": "eval", "loss": 1.0, "sets": {}}',
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "line",
-    [
-        "[]", "3", "null", "{}", "\\x00", '{"kind": "train", "step": "a", "loss": 1}', '{"kind": "eval", "step": 1}',
-        '{"kind": "eval", "step": 1, "slices": [{"slice": {"k": 1}, "correct": 3, "total": 2}]}',
-        '{"kind": "eval", "step": Infinity, "slices": [{"slice": {"k": 1}, "correct": 1, "total": 2}]}',
-        '{"kind": "eval", "step": 1, "slices": [{"slice": {"k": 1}, "correct": 0, "total": 0}]}',
-        '{"kind": "train", "step": 1, "loss": "3.0x"}',
-        '{"kind": "eval", "step": 1, "slices": [{"slice": "k", "correct": 1, "total": 2}]}',
-        '{"kind": "eval", "step": 1, "slices": [{"slice": {"k": 1}, "correct": NaN, "total": 2}]}',
-        '{"kind": "eval", "step": 1, "slices": [["k", 1, 2]]}',
-    ],
+    ("write", "row", "line"),
+    [*((write_run, evaluation(50, HALF), line) for line in ROWS),
+     *((write_text_run, text_evaluation(50, {"web": (3.5, 1.1, 1000)}), line) for line in (*OF_TEXT, *ROWS[-1:]))],
 )  # fmt: skip
-def test_damaged_rows_are_counted_not_raised(run_folder, line):
-    run = load_run(run_folder(evals=[evaluation(50, HALF)], tail=line + "\n"))
-    assert run.damaged_rows == 1
-    assert [row.step for row in run.evals] == [50]
+def test_damaged_rows_are_counted_not_raised(tmp_path, write, row, line):
+    run = load_run(write(tmp_path / "run", evals=[row], tail=line + "\n"))
+    assert (run.damaged_rows, [row.step for row in run.evals]) == (1, [50])
 
 
 BREVO = {("n", 70): (30, 100), ("depth", 10): (1, 10), ("depth", 2): (29, 90), ("nodes", "9-16"): (10, 60),
@@ -230,10 +237,3 @@ def test_without_a_usable_play_file_there_is_one_section_per_task(tmp_path, text
         (tmp_path / "play.json").write_text(text)
     headings = [section.heading for section in load_play(tmp_path).sections]
     assert headings == ["depo (max_n=30, max_k=4)", "depo (max_n=9)", "mano"]
-
-
-def test_a_folder_without_runs_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="folder: expected a folder with runs or results"):
-        load_play(tmp_path)
-    with pytest.raises(ValueError, match="folder: expected a folder with runs or results"):
-        load_play(tmp_path / "nowhere")

@@ -41,23 +41,6 @@ def test_a_run_without_held_out_text(tmp_path):
     assert "Training loss" in visible_text(page_of(tmp_path))
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        '{"kind": "eval", "step": 9, "loss": 1.0}',
-        '{"kind": "eval", "step": 9, "loss": 1.0, "sets": [1]}',
-        '{"kind": "eval", "step": 9, "loss": 1.0, "sets": {"web": 3}}',
-        '{"kind": "eval", "loss": 1.0, "sets": {}}',
-        '{"kind": "eval", "st',
-        "[" * 100_000,
-    ],
-    ids=["no-sets", "list", "number", "no-step", "torn", "deep"],
-)
-def test_damaged_rows_are_counted(tmp_path, line):
-    run = load_run(write_text_run(tmp_path / "a", evals=ROWS, tail=line + "\n"))
-    assert (run.damaged_rows, [row.step for row in run.evals]) == (1, [100, 200])
-
-
 def test_a_diverged_run_is_reported_without_a_number(tmp_path):
     write_text_run(tmp_path / "a", evals=[*ROWS, text_evaluation(300, {"web": (math.nan, math.nan, 10)})])
     run = load_run(tmp_path / "a")
