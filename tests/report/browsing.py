@@ -45,6 +45,34 @@ def until(true, seconds=10):
     return False
 
 
+def ask(browser, expression, *arguments):
+    """The value of an expression of JavaScript."""
+    return browser.execute_script(f"return {expression}", *arguments)
+
+
+def count(browser, selector):
+    return ask(browser, "document.querySelectorAll(arguments[0]).length", selector)
+
+
+def open_all(browser, marks="path"):
+    """Open what is folded, and wait until all charts are drawn."""
+    browser.execute_script("document.querySelectorAll('details').forEach(part => part.open = true)")
+    wait_for_charts(browser, marks)
+
+
+def wait_for_charts(browser, marks="path"):
+    boxes = "[...document.querySelectorAll('.chart')].filter(box => box.checkVisibility())"
+    drawn = f"{boxes}.every(box => box.querySelectorAll(arguments[0]).length > 3)"
+    assert until(lambda: ask(browser, drawn, marks))
+
+
+def check(browser, width):
+    """Nothing is wider than the window, failed, or came from elsewhere."""
+    assert ask(browser, "document.documentElement.scrollWidth") <= width
+    assert errors(browser) == []
+    assert requested(browser) == []
+
+
 def errors(browser):
     return [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
 

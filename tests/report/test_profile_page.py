@@ -5,7 +5,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from browsing import MARKS, errors, load, requested, until
+from browsing import MARKS, check, count, load, open_all
 from reading import charts, visible_text
 
 from canonlm.experiments import grid
@@ -289,13 +289,9 @@ def test_renders_in_a_browser(browser, tmp_path, width, scheme):
     path = tmp_path / "profile.html"
     path.write_text(html(made_up(PAIR, BOTH, 3, apart)[2], "canonlm profile"))
     load(browser, path, width, scheme)
-    browser.execute_script("document.querySelectorAll('details').forEach(part => part.open = true)")
-    drawn = "return [...document.querySelectorAll('.chart')].every(box => box.querySelectorAll('path').length > 3)"
-    assert until(lambda: browser.execute_script(drawn))
-    assert browser.execute_script("return document.querySelectorAll('.chart').length") == 4
-    assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
-    assert errors(browser) == []
-    assert requested(browser) == []
+    open_all(browser)
+    assert count(browser, ".chart") == 4
+    check(browser, width)
 
 
 @cache
