@@ -66,6 +66,12 @@ def capo_bits(share, params, people=1000):
     return {"bits_per_parameter": bits * people / params, "bits_per_person": bits, "bits_per_person_at_most": 65.0}
 
 
+def write_runs(folder: Path, rows, **about):
+    """`rows`: {arch: [the final evaluation of each seed]}. Returns the folders of the runs."""
+    return [write_run(folder / "runs" / f"{arch}{seed}", arch=arch, seed=seed, evals=[row], **about)
+            for arch, of_seeds in rows.items() for seed, row in enumerate(of_seeds)]  # fmt: skip
+
+
 def write_every_task(
     folder: Path, tasks=tuple(EVERY_TASK), archs=("llama", "llama+canon"), rates=(0.001, 0.003), seeds=(0, 1),
     sizes=(40_000, 160_000), measures=True, play=None, chance=None

@@ -1,7 +1,6 @@
 """The user's runs as rows of the frame of the published results: complete, in its units, with a list of omissions."""
 
 import math
-from importlib.resources import files
 
 import polars as pl
 import pytest
@@ -154,11 +153,9 @@ def test_a_published_checkpoint_is_recognised_by_its_name(evaluated):
     ]
 
 
-def test_a_single_run_and_a_missing_folder(evaluated, tmp_path):
+def test_a_single_run(evaluated):
     numbers, _ = runs_frame([evaluated / "runs" / "mine"])
     assert set(numbers["model"]) == {"mine/step-00000010"}
-    with pytest.raises(ValueError, match="expected a folder with runs or results"):
-        runs_frame([tmp_path / "nowhere"])
 
 
 def test_a_run_evaluated_again_is_not_a_second_run(tmp_path):
@@ -374,5 +371,3 @@ def test_the_page_shows_other_training_instead_of_a_difference(tmp_path):
     assert mine == {("long0", True): True, ("long1", True): True, ("short0", False): False, ("short1", False): False,
                     ("mean over seeds", True): True, ("mean over seeds", False): False}  # fmt: skip
     assert {one["as_in_the_paper"] for one in models if one["source"] != "yours"} == {None}
-    script = (files("canonlm.report") / "web" / "grids.js").read_text()
-    assert '"training not known" : "other training"' in script

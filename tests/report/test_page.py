@@ -5,7 +5,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from folders import evaluation, write_run
+from folders import evaluation, write_run, write_runs
 from reading import charts, embedded_json, evals_of, page_of, printed, tables, visible_text
 
 import canonlm
@@ -61,14 +61,14 @@ def test_the_page_contains_the_expected_text(written):
 
 def test_scores_that_look_equal_are_marked_alike(tmp_path):
     """60.0 % is shown for 6,000 and 6,001 of 10,000 right answers."""
-    for arch, right in (("llama", 6000), ("gla5", 6001), ("gdn2", 5000)):
-        write_run(tmp_path / "runs" / arch, arch=arch, evals=[evaluation(10, {("k", 1): (right, 10000)})])
+    right = {"llama": 6000, "gla5": 6001, "gdn2": 5000}
+    runs = write_runs(tmp_path, {arch: [evaluation(10, {("k", 1): (n, 10000)})] for arch, n in right.items()})
 
     def marks(archs):
         table = ranking(archs, ["k=1"], {})[0]["table"]
         return {row[0]: mark for row, mark in zip(table["rows"], table["marks"], strict=True)}
 
-    archs = summarise(read_runs((tmp_path / "runs").iterdir())[0])
+    archs = summarise(read_runs(runs)[0])
     assert marks(archs) == {"llama": "best", "gla5": "best", "gdn2": ""}
     assert set(marks([a for a in archs if a.arch != "gdn2"]).values()) == {""}
 
