@@ -142,16 +142,6 @@ def test_long_curves_are_thinned_and_keep_their_last_point():
     assert all(value == 1.0 / step for step, value in zip(thin["tokens"], thin["values"], strict=True))
 
 
-def test_runs_trained_differently_are_not_paired(tmp_path):
-    for arch in ("llama", "llama+canon"):
-        mine(tmp_path, arch, arch=arch, lr=0.001)
-    mine(tmp_path, "other data", arch="llama", lr=0.001, config={"data": {"seq_len": 512, "loss_on": "all"}})
-    data = read_back(results_page.render(results_payload.of_runs(gather(tmp_path))))
-    sides = [[data["models"][pair[side]] for side in ("base", "canon")] for pair in data["pairs"]]
-    your_pairs = [(base["model"], canon["model"]) for base, canon in sides if base["source"] == "yours"]
-    assert your_pairs == [("llama", "llama+canon")]
-
-
 def test_saved_models_of_unknown_training_are_not_paired():
     about = {"source": "yours", "arch": "Llama", "task": "piqa", "slice": "all", "metric": "acc", "unit": "%"}
     rows = [about | {"model": canon, "canon": canon, "value": 50.0} for canon in ("none", "ABCD")]

@@ -5,7 +5,7 @@ import json
 import pytest
 import yaml
 from folders import evaluation, text_evaluation, write_run, write_text_run
-from reading import embedded_json
+from reading import blocks
 
 from canonlm.experiments.outcomes import read_finished
 from canonlm.report import load_play, load_run, read_runs
@@ -14,26 +14,6 @@ from canonlm.runs.identity import label
 from canonlm.runs.rows import Count, in_order, slice_key
 
 HALF = {("k", 1): (50, 100), ("k", 2): (10, 100)}
-
-
-def test_a_finished_run(run_folder):
-    folder = run_folder(evals=[evaluation(0, HALF), evaluation(100, {("k", 1): (99, 100), ("k", 2): (51, 100)})])
-    run = load_run(folder)
-    assert (run.arch, run.lr, run.seed, run.task.name, run.finished) == ("llama", 0.001, 0, "depo", True)
-    assert run.task_label == "depo (max_n=30, max_k=4)"
-    assert [row.step for row in run.evals] == [0, 100]
-    assert run.result.final.slices == {"k=1": Count(99, 100), "k=2": Count(51, 100)}
-    assert run.result.final.accuracy == pytest.approx(0.75)
-    assert (run.state, run.damaged_rows) == ("finished", 0)
-
-
-def test_a_crashed_run_keeps_its_rows_and_counts_the_incomplete_line(run_folder):
-    folder = run_folder(evals=[evaluation(50, HALF)], steps=200, finished=False, losses=[(50, 3.0), (100, 2.5)],
-                        tail='{"kind": "eval", "step": 150, "slic')  # fmt: skip
-    run = load_run(folder)
-    assert run.damaged_rows == 1
-    assert run.state == "unfinished at step 100 of 200"
-    assert [row.step for row in run.evals] == [50]
 
 
 ROWS = [
@@ -82,11 +62,7 @@ def test_the_primary_scale_is_the_first_in_the_file(run_folder):
 def test_measures_are_listed_with_the_slices(run_folder):
     run = load_run(run_folder(evals=[evaluation(0, HALF), evaluation(50, HALF, measures={"kl": 0.25, "bits": 3})]))
     assert [row.measures for row in run.evals] == [{}, {"kl": 0.25, "bits": 3.0}]
-    assert (run.result.final.value("kl"), run.result.final.value("k=2"), run.result.final.value("?")) == (
-        0.25,
-        0.1,
-        None,
-    )
+    assert [run.result.final.value(key) for key in ("kl", "k=2", "?")] == [0.25, 0.1, None]
     assert run.notes == ()
 
 
@@ -193,14 +169,8 @@ def test_runs_that_have_not_begun_are_one_line(tmp_path):
     (tmp_path / "empty").mkdir()
     play = load_play(tmp_path)
     assert len(play.left_out) == 6
-    [lines] = [block["list"] for block in _blocks(embedded_json(render(play))["blocks"]) if "list" in block]
+    *_, lines = blocks(render(play), "list")
     assert lines == ["empty: empty folder", "5 runs: nothing recorded yet (waiting-0 and others)"]
-
-
-def _blocks(blocks):
-    for block in blocks:
-        yield block
-        yield from _blocks(block.get("fold", {}).get("blocks", []))
 
 
 def test_slices_are_named_and_sorted_numerically():

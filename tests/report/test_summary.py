@@ -160,14 +160,6 @@ def test_one_or_two_runs_have_no_interval(tmp_path, seeds):
     assert small_of(other, percent, seeds) == ("" if seeds == 1 else "0%, 10.0%")
 
 
-def test_the_interval_of_tied_seeds_is_not_that_of_their_answers(tmp_path):
-    """Five seeds that solve a task may be luck where half of all do."""
-    (only,) = summarise(grid(tmp_path, [("llama", 0.1, seed, 100, 0) for seed in range(5)]))
-    solved, failed = only.best.slices.values()
-    assert (solved.low, solved.high) == (pytest.approx(0.478, abs=0.01), 1.0)
-    assert (failed.low, failed.high) == (0.0, pytest.approx(0.522, abs=0.01))
-
-
 @given(values=st.lists(st.integers(0, 1000).map(lambda n: n / 1000), min_size=3, max_size=12))
 def test_normal_intervals_of_accuracies(values):
     """Student's t, with a variance of at least that of 1,000 questions in clusters, and at least one point."""

@@ -19,17 +19,6 @@ ROWS = [text_evaluation(100, {"web": (3.5, 1.1, 1000)}), text_evaluation(200, {"
 TWO = [text_evaluation(200, {"web": (2.0, 0.5, 3000), "code": (1.0, 0.25, 1000)})]
 
 
-def test_a_run_is_read_as_written(tmp_path):
-    run = load_run(write_text_run(tmp_path / "a", evals=ROWS, losses=[(10, 4.0), (200, 2.5)], arch="llama+canon"))
-    assert [(row.step, row.loss) for row in run.evals] == [(100, 3.5), (200, 2.25)]
-    assert run.evals[1].sets == {"web": 1000}
-    assert run.evals[1].measures == {"loss": 2.25, "loss (web)": 2.25, "bits per byte (web)": 0.7}
-    assert [(row.step, row.loss) for row in run.train] == [(10, 4.0), (200, 2.5)]
-    assert (run.arch, run.lr, run.seed, run.steps, run.tokens) == ("llama+canon", 0.001, 0, 200, 200 * TOKENS)
-    assert run.result.final == run.evals[1]
-    assert (run.damaged_rows, run.notes) == (0, ())
-
-
 def test_a_run_without_held_out_text(tmp_path):
     folder = write_text_run(tmp_path / "a", finished=False, steps=50, losses=[(50, 2.5)])
     (folder / "result.json").write_text(json.dumps({"steps": 50, "num_parameters": 9, "final": None}))
