@@ -11,7 +11,7 @@ from canonlm import report
 
 
 def page_of(folders):
-    return report.write_report(folders).read_text(encoding="utf-8")
+    return report.render(report.load_play(folders))
 
 
 def printed(folders, width=200):

@@ -8,7 +8,7 @@ import time
 
 import pytest
 from folders import evaluation, text_evaluation, write_results, write_run, write_text_run
-from reading import numbers, page_of, printed, visible_text
+from reading import numbers, printed, visible_text
 
 from canonlm.experiments.published.runs import runs_curves
 from canonlm.report import load_play, tables, write_report
@@ -131,7 +131,7 @@ DAMAGES = {
 
 
 def first_words(folder):
-    page = page_of(folder)
+    page = write_report(folder).read_text()
     assert "whole" in {row["run"] for row in numbers(page)}
     printed(folder)
     return {line.partition(":")[0] for line in visible_text(page).splitlines()}
@@ -167,7 +167,7 @@ def test_names_that_are_not_text(tmp_path):
         (folder / "config.yaml").write_text(
             (folder / "config.yaml").read_text().replace("arch: llama", 'arch: "\\ud800"')
         )
-    page = page_of(tmp_path)
+    page = write_report(tmp_path).read_text()
     assert "n?0" in page
     for part in tables(load_play(tmp_path)):
         str(part).encode()
