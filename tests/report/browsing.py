@@ -29,11 +29,19 @@ def start():
 
 
 def load(browser, path, width=1440, scheme="light"):
+    resize(browser, width)
+    set_scheme(browser, scheme)
+    browser.get(path.resolve().as_uri())
+
+
+def resize(browser, width):
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+
+def set_scheme(browser, scheme):
     media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
-    browser.get(path.resolve().as_uri())
 
 
 def until(true, seconds=10):

@@ -4,7 +4,7 @@ import re
 from xml.etree import ElementTree
 
 import pytest
-from browsing import MARKS, ask, check, count, errors, load, open_all, until, wait_for_charts
+from browsing import MARKS, ask, check, count, errors, load, open_all, resize, set_scheme, until, wait_for_charts
 from folders import evaluation, write_run
 from reading import evals_of
 
@@ -12,6 +12,11 @@ from canonlm.report import load_play, write_report
 from canonlm.report.page import write_page
 
 pytestmark = MARKS
+
+
+COLORS = """[getComputedStyle(document.querySelector('#curves-0 .xtitle')).fill,
+  document.querySelector('#curves-0').layout.paper_bgcolor]"""
+SHOWN = {"light": ["rgb(89, 99, 110)", "#ffffff"], "dark": ["rgb(154, 164, 175)", "#14171a"]}
 
 
 def show(browser, path, width=1440, scheme="light"):
@@ -24,9 +29,11 @@ def test_every_task_is_drawn_without_errors_or_requests(browser, every_task, wid
     show(browser, write_report(every_task), width, scheme)
     open_all(browser)
     assert count(browser, ".chart") == 7 + 7 + 6
-    ink = ask(browser, "getComputedStyle(document.querySelector('#curves-0 .xtitle')).fill")
-    assert ink == {"light": "rgb(89, 99, 110)", "dark": "rgb(154, 164, 175)"}[scheme]
     check(browser, width)
+    assert until(lambda: ask(browser, COLORS) == SHOWN[scheme])
+    other = "dark" if scheme == "light" else "light"
+    set_scheme(browser, other)  # the page follows
+    assert until(lambda: ask(browser, COLORS) == SHOWN[other])
 
 
 def test_a_click_on_a_name_acts_on_every_panel(browser, demo):
@@ -36,8 +43,7 @@ def test_a_click_on_a_name_acts_on_every_panel(browser, demo):
     browser.execute_script("document.querySelector('#curves-1').parentElement.querySelector('.legend button').click()")
     assert until(lambda: count(browser, lines) == before - 4 * (3 + 1))
     # hidden traces stay hidden after a new layout
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
-                            {"width": 390, "height": 900, "deviceScaleFactor": 1, "mobile": True})  # fmt: skip
+    resize(browser, 390)
     assert until(lambda: ask(browser, "document.querySelector('#curves-1').layout.width < 400"))
     assert count(browser, lines) == before - 4 * (3 + 1)
 
@@ -82,13 +88,6 @@ def test_a_chart_saves_its_points(browser, demo):
     panel = [(point["x"], point["y"]) for point in mine if "2" in point["panel"]]
     assert set(panel) == requested_points
     assert len(panel) == len(requested_points)
-
-
-def test_the_page_follows_when_the_scheme_changes(browser, demo):
-    show(browser, write_report(demo), scheme="light")
-    media = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
-    assert until(lambda: ask(browser, "document.querySelector('#curves-0').layout.paper_bgcolor") == "#14171a")
 
 
 def test_hostile_names_stay_text(browser, tmp_path):
