@@ -11,7 +11,7 @@ from reading import tables as tables_of
 from scipy import stats
 
 from canonlm.experiments.published.runs import runs_frame
-from canonlm.report import load_play, numbers_csv, summarise, wilson
+from canonlm.report import load_play, summarise, wilson
 from canonlm.report.charts import BOUND, final_chart, learning_curves, size_curves
 from canonlm.report.evals import rows as rows_of_suite
 from canonlm.report.format import slice_label
@@ -58,6 +58,7 @@ def test_the_download_of_the_page_is_every_row(every_task, page):
             keys += row.get("measures", ())
             want += [(run.name, kind, row["step"], key, value_in(row, key), str(size)) for key in keys]
     assert sorted(lines) == sorted(want)
+    assert [sheet["name"] for sheet in blocks(page, "sheet")] == ["report.csv"]
 
 
 @pytest.mark.parametrize("chart", ["curves", "measures"])
@@ -327,7 +328,3 @@ def test_many_slices_have_rows_and_not_columns_in_a_terminal(run_folder):
     assert "…" not in few + many
     for text in ("mean accuracy", "50.0%", "by number of hops", "9 hops", "90.0%"):
         assert text in many
-
-
-def test_the_download_on_the_page_is_the_csv(every_task, page):
-    assert blocks(page, "sheet") == [{"name": "report.csv", "text": numbers_csv(load_play(every_task))}]

@@ -16,7 +16,7 @@ from canonlm.models import names
 from canonlm.report.results_payload import of_runs, payload
 from canonlm.runs.gather import gather
 from canonlm.runs.identity import flat, settings
-from canonlm.runs.load import tokens_of
+from canonlm.runs.load import LeftOut, tokens_of
 from canonlm.runs.table import RESULTS, choose, has_canon, over_seeds, paired, results, short_tokens
 from canonlm.train.config import resolve
 
@@ -62,15 +62,11 @@ def test_an_unfinished_run_has_a_curve_but_no_result(tmp_path):
     numbers, left_out = runs_frame([tmp_path])
     assert len(numbers) == 0
     assert numbers.schema == published().schema
-    assert [(entry.name, entry.reason) for entry in left_out] == [
-        ("running", "unfinished at step 800 of 1000: no final result")
-    ]
+    assert left_out == [LeftOut("running", "unfinished at step 800 of 1000: no final result")]
     along, left_out = runs_curves([tmp_path])
     assert rows(along, "tokens", "value", slice="k=4") == [
         (100 * TOKENS, 10.0), (200 * TOKENS, 20.0), (800 * TOKENS, 80.0)]  # fmt: skip
-    assert [(entry.name, entry.reason) for entry in left_out] == [
-        ("part of running", "1 damaged row of metrics.jsonl skipped")
-    ]
+    assert left_out == [LeftOut("part of running", "1 damaged row of metrics.jsonl skipped")]
 
 
 def test_curves_have_the_training_loss_as_published_ones(tmp_path):

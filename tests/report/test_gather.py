@@ -14,6 +14,7 @@ from canonlm.experiments.published.runs import runs_curves
 from canonlm.report import load_play, tables, write_report
 from canonlm.report.settings import unplanned
 from canonlm.runs.gather import gather
+from canonlm.runs.load import LeftOut
 
 HALF = {("k", 1): (50, 100), ("k", 2): (10, 100)}
 OTHER = {"name": "depo", "max_n": 9}
@@ -108,7 +109,7 @@ def test_skipped_runs_are_named_with_their_folder(tmp_path):
     two = play_folder(tmp_path / "two", {"b": {}})
     (two / "runs" / "c").mkdir()
     play = load_play([one, two])
-    assert {entry.name: entry.reason for entry in play.left_out} == {f"{two}/c": "empty folder"}
+    assert play.left_out == (LeftOut(f"{two}/c", "empty folder"),)
     with pytest.raises(ValueError, match="folder: expected a folder with runs or results"):
         load_play([one, tmp_path / "nowhere"])
 
@@ -164,9 +165,8 @@ def test_names_that_are_not_text(tmp_path):
         rows = [evaluation(50, HALF)] if place == 0 else [text_evaluation(5, {"a\ud800": (1.0, 0.3, 9)})]
         folder = tmp_path / "runs" / os.fsdecode(b"n\xff%d" % place)
         make(folder, evals=rows, arch="llama", losses=[(5, 1.0)])
-        (folder / "config.yaml").write_text(
-            (folder / "config.yaml").read_text().replace("arch: llama", 'arch: "\\ud800"')
-        )
+        path = folder / "config.yaml"
+        path.write_text(path.read_text().replace("arch: llama", 'arch: "\\ud800"'))
     page = write_report(tmp_path).read_text()
     assert "n?0" in page
     for part in tables(load_play(tmp_path)):

@@ -12,7 +12,7 @@ from test_page import NASTY, Page
 from canonlm.experiments.published.runs import runs_curves, runs_frame, settings
 from canonlm.report import load_play, load_run
 from canonlm.runs.gather import gather
-from canonlm.runs.load import mixes
+from canonlm.runs.load import LeftOut, mixes
 
 TOKENS = 32 * 512  # a step of `write_run`
 ROWS = [text_evaluation(100, {"web": (3.5, 1.1, 1000)}), text_evaluation(200, {"web": (2.25, 0.7, 1000)})]
@@ -121,8 +121,7 @@ def test_in_the_frames(tmp_path):
     write_run(tmp_path / "runs" / "task", evals=[evaluation(50, {("k", 1): (5, 10)})])
     question = ("task", "setting", "slice", "metric", "unit", "value", "total", "tokens")
     numbers, left_out = runs_frame([tmp_path])
-    assert [(entry.name, entry.reason) for entry in left_out] == [
-        ("two", "unfinished at step 200 of 500: no final result")]  # fmt: skip
+    assert left_out == [LeftOut("two", "unfinished at step 200 of 500: no final result")]
     mine = numbers.filter(pl.col("model") == "one")
     assert set(mine.select(question).iter_rows()) == {
         ("text", "web", "web", "loss", "", 2.25, 1000, 200 * TOKENS),
