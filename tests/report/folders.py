@@ -73,12 +73,12 @@ def write_runs(folder: Path, rows, **about):
 
 
 def write_every_task(
-    folder: Path, tasks=tuple(EVERY_TASK), archs=("llama", "llama+canon"), rates=(0.001, 0.003), seeds=(0, 1),
-    sizes=(40_000, 160_000), measures=True, play=None, chance=None
+    folder: Path, tasks=tuple(EVERY_TASK), rates=(0.001, 0.003), seeds=(0, 1), sizes=(40_000, 160_000), measures=True,
+    play=None, chance=None
 ):  # fmt: skip
     """One section per task; Capo at several sizes. Deterministic. Without `measures`: rows of earlier versions. `play`:
     more keys of `play.json`; `chance`: of the sections."""
-    draw = random.Random(11)
+    draw, archs = random.Random(11), ("llama", "llama+canon")
     sections = []
     for task in tasks:
         (spec, slices), names = EVERY_TASK[task], []
