@@ -104,10 +104,11 @@ def test_a_result_that_contradicts_the_rows_is_refused(run_folder):
     result = json.loads((run_folder / "result.json").read_text())
     result["final"]["slices"][0]["correct"] = result["final"]["slices"][0]["total"]
     (run_folder / "result.json").write_text(json.dumps(result))
-    with pytest.raises(ValueError, match=r"result\.json and metrics\.jsonl differ in the evaluation after step \d+"):
-        load_run(run_folder)
-    with pytest.raises(ValueError, match=r"result\.json and metrics\.jsonl differ in the evaluation after step \d+"):
-        read_finished(run_folder)
+    for read in (load_run, read_finished):
+        with pytest.raises(
+            ValueError, match=r"result\.json and metrics\.jsonl differ in the evaluation after step 100"
+        ):
+            read(run_folder)
 
 
 def test_a_result_of_another_run_is_refused(run_folder):
