@@ -29,11 +29,19 @@ def start():
 
 
 def load(browser, path, width=1440, scheme="light"):
+    resize(browser, width)
+    set_scheme(browser, scheme)
+    browser.get(path.resolve().as_uri())
+
+
+def resize(browser, width):
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+
+def set_scheme(browser, scheme):
     media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
-    browser.get(path.resolve().as_uri())
 
 
 def until(true, seconds=10):
@@ -43,6 +51,34 @@ def until(true, seconds=10):
             return True
         time.sleep(0.05)
     return False
+
+
+def ask(browser, expression, *arguments):
+    """The value of an expression of JavaScript."""
+    return browser.execute_script(f"return {expression}", *arguments)
+
+
+def count(browser, selector):
+    return ask(browser, "document.querySelectorAll(arguments[0]).length", selector)
+
+
+def open_all(browser, marks="path"):
+    """Open what is folded, and wait until all charts are drawn."""
+    browser.execute_script("document.querySelectorAll('details').forEach(part => part.open = true)")
+    wait_for_charts(browser, marks)
+
+
+def wait_for_charts(browser, marks="path"):
+    boxes = "[...document.querySelectorAll('.chart')].filter(box => box.checkVisibility())"
+    drawn = f"{boxes}.every(box => box.querySelectorAll(arguments[0]).length > 3)"
+    assert until(lambda: ask(browser, drawn, marks))
+
+
+def check(browser, width):
+    """Nothing is wider than the window, failed, or came from elsewhere."""
+    assert ask(browser, "document.documentElement.scrollWidth") <= width
+    assert errors(browser) == []
+    assert requested(browser) == []
 
 
 def errors(browser):

@@ -46,44 +46,6 @@ def write_run(
     return folder
 
 
-def write_demo(folder: Path, archs=("llama", "llama+canon"), rates=(0.001, 0.003, 0.01), seeds=(0, 1, 2)) -> Path:
-    """Two sections, copying then depo, in which Canon learns and the plain model does not. Deterministic."""
-    draw = random.Random(7)
-    sections = []
-    tasks = {
-        "copying": ({"name": "copying", "length": 24}, [("first", "all")], 600),
-        "depo": ({"name": "depo", "max_n": 30, "max_k": 4}, [("k", k) for k in (1, 2, 3, 4)], 1200),
-    }
-    for task, (spec, slices, steps) in tasks.items():
-        names = []
-        for arch, lr, seed in itertools.product(archs, rates, seeds):
-            name = f"{task}-{arch}-lr{lr:g}-seed{seed}"
-            canon = "canon" in arch
-            jitter = draw.uniform(-60, 60)
-            pace = {0.001: 0.8, 0.003: 1.0, 0.01: 0.6}.get(lr, 0.7)
-            evals, losses = [], []
-            for step in range(0, steps + 1, steps // 12):
-                result = {}
-                for rank, key in enumerate(slices):
-                    middle = (0.25 + 0.2 * rank) * steps / pace + jitter
-                    floor = 0.0 if task == "copying" else 0.125
-                    top = 0.99 if canon else 0.06 if task == "copying" else 0.2 - 0.03 * rank
-                    share = floor + max(0.0, top - floor) / (1 + math.exp(-(step - middle) / (steps / 30)))
-                    result[key] = (sum(draw.random() < share for _ in range(512)), 512)
-                evals.append(evaluation(step, result))
-                losses.append((step, 3.2 - 2.6 * step / steps * (1 if canon else 0.35) + draw.random() / 8))
-            write_run(folder / "runs" / name, arch=arch, lr=lr, seed=seed, task=spec, evals=evals, losses=losses,
-                      params=1_064_448 if canon else 1_052_160, speed=draw.uniform(52e3, 61e3))  # fmt: skip
-            names.append(name)
-        heading = {"copying": "Copying a list", "depo": "Walking a ring"}[task]
-        chance = {f"k={k}": 0.125 for k in (1, 2, 3, 4)} if task == "depo" else {}
-        sections.append({"heading": heading, "text": "", "runs": names, "chance": chance})
-    play = {"title": "Do Canon layers help a small Llama?", "task": "depo", "preset": "tiny", "sections": sections,
-            "command": "canonlm play demo --arch llama,llama+canon --lr 0.001,0.003,0.01 --seeds 3"}  # fmt: skip
-    (folder / "play.json").write_text(json.dumps(play))
-    return folder
-
-
 FACTS = ("birth date", "birth city", "university", "field", "company city", "company")
 EVERY_TASK = {
     "copying": ({"name": "copying", "N": 24}, [("first", 1), ("first", "all")]),
@@ -104,19 +66,26 @@ def capo_bits(share, params, people=1000):
     return {"bits_per_parameter": bits * people / params, "bits_per_person": bits, "bits_per_person_at_most": 65.0}
 
 
+def write_runs(folder: Path, rows, **about):
+    """`rows`: {arch: [the final evaluation of each seed]}. Returns the folders of the runs."""
+    return [write_run(folder / "runs" / f"{arch}{seed}", arch=arch, seed=seed, evals=[row], **about)
+            for arch, of_seeds in rows.items() for seed, row in enumerate(of_seeds)]  # fmt: skip
+
+
 def write_every_task(
-    folder: Path, archs=("llama", "llama+canon"), rates=(0.001, 0.003), seeds=(0, 1), sizes=(40_000, 160_000),
-    measures=True,
+    folder: Path, tasks=tuple(EVERY_TASK), rates=(0.001, 0.003), seeds=(0, 1), sizes=(40_000, 160_000), measures=True,
+    play=None, chance=None
 ):  # fmt: skip
-    """One section per task; Capo at several sizes. Deterministic. Without `measures`: rows of earlier versions."""
-    draw = random.Random(11)
+    """One section per task; Capo at several sizes. Deterministic. Without `measures`: rows of earlier versions. `play`:
+    more keys of `play.json`; `chance`: of the sections."""
+    draw, archs = random.Random(11), ("llama", "llama+canon")
     sections = []
-    for task, (spec, slices) in EVERY_TASK.items():
-        names = []
+    for task in tasks:
+        (spec, slices), names = EVERY_TASK[task], []
         for size, arch, lr, seed in itertools.product(sizes if task == "capo" else (64_000,), archs, rates, seeds):
             canon = "canon" in arch
             params = size + canon * size // 80
-            ease = (1.0 if canon else 0.55) * (0.9 if lr == 0.001 else 1.0) * min(1.0, size / 100_000 + 0.4)
+            ease = (1.0 if canon else 0.55) * (1.0 if lr == 0.003 else 0.9) * min(1.0, size / 100_000 + 0.4)
             evals = []
             for step in range(0, 1001, 100):
                 learned = ease * (1 - math.exp(-step / 350)) * draw.uniform(0.95, 1.0)
@@ -133,9 +102,16 @@ def write_every_task(
                       losses=[(row["step"], 3 - row["step"] / 500) for row in evals],
                       config={"model": model})  # fmt: skip
             names.append(name)
-        sections.append({"heading": task.capitalize(), "text": "", "runs": names, "chance": {}})
-    (folder / "play.json").write_text(json.dumps({"title": "All tasks", "sections": sections, "command": ""}))
+        sections.append({"heading": task.capitalize(), "text": "", "runs": names, "chance": chance or {}})
+    (folder / "play.json").write_text(json.dumps({"title": "All tasks", "sections": sections} | (play or {})))
     return folder
+
+
+def write_demo(folder: Path) -> Path:
+    """Copying, then Depo, at three learning rates with three seeds."""
+    play = {"title": "Do Canon layers help a small Llama?", "command": "canonlm play demo --arch llama,llama+canon"}
+    return write_every_task(folder, ("copying", "depo"), rates=(0.001, 0.003, 0.01), seeds=(0, 1, 2), play=play,
+                            chance={f"k={k}": 0.125 for k in (1, 2, 4, 8)})  # fmt: skip
 
 
 def text_evaluation(step, sets):
@@ -156,3 +132,16 @@ def write_text_run(folder: Path, *, sources=None, contents=None, evals=(), confi
         noted = {f"text.sources.{name}.path": {"folder": "", "sha256": sha} for name, sha in contents.items()}
         (folder / "data.json").write_text(json.dumps(noted))
     return folder
+
+
+def write_results(folder: Path, model, entries):
+    """`results.json` of `canonlm eval`. `entries`: (suite, name, settings, scores), with scores of (measure, value,
+    stderr, n, slice, share)."""
+    keys = ("measure", "value", "stderr", "n", "slice", "share")
+    results = [
+        {"suite": suite, "name": name, "settings": settings,
+         "scores": [dict(zip(keys, score, strict=True)) | {"higher_is_better": True} for score in scores]}
+        for suite, name, settings, scores in entries
+    ]  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "results.json").write_text(json.dumps({"model": model, "results": results}))

@@ -1,9 +1,31 @@
-"""Reads a page back: its embedded data, its charts, and its visible text."""
+"""Reads reports back: the data, charts and visible text of a page, and what a terminal shows."""
 
 import csv
 import io
 import json
 import re
+
+from rich.console import Console
+
+from canonlm import report
+
+
+def page_of(folders):
+    return report.render(report.load_play(folders))
+
+
+def printed(folders, width=200):
+    """The tables and lines of folders in a terminal of this width."""
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    for part in report.tables(report.load_play(folders)):
+        console.print(part)
+    return console.file.getvalue()
+
+
+def evals_of(run):
+    """The evaluations in the file of a run, read without our readers."""
+    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [row for row in rows if row["kind"] == "eval"]
 
 
 def embedded_json(page):

@@ -1,67 +1,51 @@
 """The page in a real browser, from disk. Run by `make test-browser`, which installs chromium."""
 
-import json
 import re
 from xml.etree import ElementTree
 
 import pytest
-from browsing import MARKS, errors, load, requested, until
+from browsing import MARKS, ask, check, count, errors, load, open_all, resize, set_scheme, until, wait_for_charts
 from folders import evaluation, write_run
+from reading import evals_of
 
 from canonlm.report import load_play, write_report
 from canonlm.report.page import write_page
 
 pytestmark = MARKS
 
-DRAWN = """return [...document.querySelectorAll('.chart')].every(
-  box => !box.checkVisibility() || box.querySelectorAll('path').length > 3)"""
-OPEN = "document.querySelectorAll('details').forEach(part => part.open = true)"
+
+COLORS = """[getComputedStyle(document.querySelector('#curves-0 .xtitle')).fill,
+  document.querySelector('#curves-0').layout.paper_bgcolor]"""
+SHOWN = {"light": ["rgb(89, 99, 110)", "#ffffff"], "dark": ["rgb(154, 164, 175)", "#14171a"]}
 
 
 def show(browser, path, width=1440, scheme="light"):
     load(browser, path, width, scheme)
-    assert until(lambda: paths(browser) > 10)
-
-
-def paths(browser):
-    return browser.execute_script("return document.querySelectorAll('#curves-0 .scatterlayer path').length")
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1440, 390])
-def test_renders_without_errors_or_requests(browser, demo, width, scheme):
-    show(browser, write_report(demo), width, scheme)
-    browser.execute_script(OPEN)
-    assert browser.execute_script("return document.querySelectorAll('.chart').length") == 4
-    assert until(lambda: browser.execute_script(DRAWN))
-    assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
-    ink = browser.execute_script("return getComputedStyle(document.querySelector('#curves-0 .xtitle')).fill")
-    assert ink == {"light": "rgb(89, 99, 110)", "dark": "rgb(154, 164, 175)"}[scheme]
-    assert errors(browser) == []
-    assert requested(browser) == []
+    assert until(lambda: count(browser, "#curves-0 .scatterlayer path") > 10)
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (390, "dark")])
-def test_every_task_is_drawn(browser, every_task, width, scheme):
+def test_every_task_is_drawn_without_errors_or_requests(browser, every_task, width, scheme):
     show(browser, write_report(every_task), width, scheme)
-    browser.execute_script(OPEN)
-    assert browser.execute_script("return document.querySelectorAll('.chart').length") == 7 + 7 + 6
-    assert until(lambda: browser.execute_script(DRAWN))
-    assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
-    assert errors(browser) == []
+    open_all(browser)
+    assert count(browser, ".chart") == 7 + 7 + 6
+    check(browser, width)
+    assert until(lambda: ask(browser, COLORS) == SHOWN[scheme])
+    other = "dark" if scheme == "light" else "light"
+    set_scheme(browser, other)  # the page follows
+    assert until(lambda: ask(browser, COLORS) == SHOWN[other])
 
 
 def test_a_click_on_a_name_acts_on_every_panel(browser, demo):
     show(browser, write_report(demo))
-    lines = "return document.querySelectorAll('#curves-1 .scatterlayer .trace').length"
-    before = browser.execute_script(lines)
+    lines = "#curves-1 .scatterlayer .trace"
+    before = count(browser, lines)
     browser.execute_script("document.querySelector('#curves-1').parentElement.querySelector('.legend button').click()")
-    assert until(lambda: browser.execute_script(lines) == before - 4 * (3 + 1))
+    assert until(lambda: count(browser, lines) == before - 4 * (3 + 1))
     # hidden traces stay hidden after a new layout
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
-                            {"width": 390, "height": 900, "deviceScaleFactor": 1, "mobile": True})  # fmt: skip
-    assert until(lambda: browser.execute_script("return document.querySelector('#curves-1').layout.width < 400"))
-    assert browser.execute_script(lines) == before - 4 * (3 + 1)
+    resize(browser, 390)
+    assert until(lambda: ask(browser, "document.querySelector('#curves-1').layout.width < 400"))
+    assert count(browser, lines) == before - 4 * (3 + 1)
 
 
 def test_charts_and_tables_are_saved_for_a_paper(browser, demo, tmp_path):
@@ -70,7 +54,7 @@ def test_charts_and_tables_are_saved_for_a_paper(browser, demo, tmp_path):
     write_run(tmp_path / "runs" / "one", arch=nasty, evals=[evaluation(10, {("k", 1): (32, 64)})])
     browser.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
     show(browser, write_report(demo), scheme="dark")
-    assert until(lambda: browser.execute_script(DRAWN))
+    wait_for_charts(browser)
     browser.execute_script("document.querySelectorAll('#curves-1 ~ .saves button').forEach(each => each.click())")
     files = {f"curves-1.{kind}" for kind in ("csv", "svg", "png")}
     assert until(lambda: files <= {file.name for file in tmp_path.iterdir()})
@@ -80,7 +64,7 @@ def test_charts_and_tables_are_saved_for_a_paper(browser, demo, tmp_path):
     assert "rgb(255, 255, 255)" in svg
     assert (tmp_path / "curves-1.png").read_bytes().startswith(b"\x89PNG")
     load(browser, write_report(tmp_path / "runs"))
-    latex = browser.execute_script("return latexOf(document.querySelector('table'))")
+    latex = ask(browser, "latexOf(document.querySelector('table'))")
     head, _, row, *_ = [line for line in latex.splitlines() if "&" in line or "rule" in line][1:]
     assert row.startswith(
         r"\textbackslash{}input\{x\} 50\% \& \$a\_b\textasciicircum{}c\$ \#1 \textasciitilde{}\{\} a$-$b "
@@ -93,11 +77,10 @@ def test_charts_and_tables_are_saved_for_a_paper(browser, demo, tmp_path):
 
 def test_a_chart_saves_its_points(browser, demo):
     show(browser, write_report(demo))
-    rows = browser.execute_script("return document.querySelector('#curves-1 ~ .saves .csv').rows()")
+    rows = ask(browser, "document.querySelector('#curves-1 ~ .saves .csv').rows()")
     points = [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
-    name = "depo-llama-lr0.01-seed1"
-    lines = (demo / "runs" / name / "metrics.jsonl").read_text().splitlines()
-    evals = [row for row in map(json.loads, lines) if row["kind"] == "eval"]
+    name = "depo-llama-64000-lr0.003-seed1"
+    evals = evals_of(demo / "runs" / name)
     mine = [point for point in points if point["run"] == name]
     assert {point["series"] for point in mine} == {"llama"}
     counts = [(row["step"], entry) for row in evals for entry in row["slices"] if entry["slice"] == {"k": 2}]
@@ -105,14 +88,6 @@ def test_a_chart_saves_its_points(browser, demo):
     panel = [(point["x"], point["y"]) for point in mine if "2" in point["panel"]]
     assert set(panel) == requested_points
     assert len(panel) == len(requested_points)
-
-
-def test_the_page_follows_when_the_scheme_changes(browser, demo):
-    show(browser, write_report(demo), scheme="light")
-    media = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
-    paper = "return document.querySelector('#curves-0').layout.paper_bgcolor"
-    assert until(lambda: browser.execute_script(paper) == "#14171a")
 
 
 def test_hostile_names_stay_text(browser, tmp_path):
@@ -126,14 +101,13 @@ def test_hostile_names_stay_text(browser, tmp_path):
             tmp_path / "runs" / f"{nasty}{number}", arch=nasty, seed=number, evals=rows, losses=[(5, 1.0), (9, 0.5)]
         )
     show(browser, write_report(tmp_path))
-    assert browser.execute_script("return document.querySelector('.legend button').textContent") == nasty
-    hover = "Plotly.Fx.hover('curves-0', [{curveNumber: 0, pointNumber: 3}]);"
-    browser.execute_script(hover)
-    assert until(lambda: browser.execute_script("return document.querySelectorAll('#curves-0 .hovertext').length") > 0)
-    hover_text = browser.execute_script("return document.querySelector('#curves-0 .hovertext').textContent")
+    assert ask(browser, "document.querySelector('.legend button').textContent") == nasty
+    browser.execute_script("Plotly.Fx.hover('curves-0', [{curveNumber: 0, pointNumber: 3}]);")
+    assert until(lambda: count(browser, "#curves-0 .hovertext") > 0)
+    hover_text = ask(browser, "document.querySelector('#curves-0 .hovertext').textContent")
     assert nasty in hover_text
     assert "30.0% (6 of 20; 95% interval 11.1% to 59.6%)" in hover_text  # 20 questions count for fewer
-    assert browser.execute_script("return document.querySelectorAll('img').length") == 0
+    assert count(browser, "img") == 0
     assert errors(browser) == []
 
 
@@ -143,12 +117,12 @@ def test_names_on_an_axis_stay_text(browser, tmp_path):
     for arch in ("llama", "llama+canon"):
         write_run(tmp_path / "runs" / arch, arch=arch, evals=rows, losses=[(5, 1.0), (9, 0.5)])
     load(browser, write_report(tmp_path))
-    browser.execute_script(OPEN)
-    ticks = "return [...document.querySelectorAll('#final-0-1 .xtick')].map(tick => tick.textContent)"
-    assert until(lambda: len(browser.execute_script(ticks)) == 2)
-    assert browser.execute_script(ticks)[0].endswith("link</a>")
-    assert browser.execute_script(ticks)[1] == "task = a < b"
-    assert browser.execute_script("return document.querySelectorAll('.chart a').length") == 0
+    open_all(browser)
+    assert until(lambda: count(browser, "#final-0-1 .xtick") == 2)
+    ticks = ask(browser, "[...document.querySelectorAll('#final-0-1 .xtick')].map(tick => tick.textContent)")
+    assert ticks[0].endswith("link</a>")
+    assert ticks[1] == "task = a < b"
+    assert count(browser, ".chart a") == 0
 
 
 def test_a_page_of_four_runs_answers_on_two_screens(browser, tmp_path):
@@ -157,11 +131,11 @@ def test_a_page_of_four_runs_answers_on_two_screens(browser, tmp_path):
         rows = [evaluation(step, slices) for step, slices in right]
         write_run(tmp_path / "runs" / str(number), arch=arch, seed=number % 2, evals=rows, losses=[(5, 1.0), (9, 0.5)])
     show(browser, write_report(tmp_path))
-    assert browser.execute_script("return document.documentElement.scrollHeight") <= 2500
-    assert browser.execute_script("return document.querySelectorAll('.chart .main-svg').length") > 0
+    assert ask(browser, "document.documentElement.scrollHeight") <= 2500
+    assert count(browser, ".chart .main-svg") > 0
     folded = "return [...document.querySelectorAll('details .chart')].filter(box => box.children.length).length"
     assert browser.execute_script(folded) == 0  # drawn when opened
-    browser.execute_script(OPEN)
+    open_all(browser)
     assert until(lambda: browser.execute_script(folded) == 1)
 
 
@@ -173,14 +147,14 @@ def test_a_page_of_unfinished_runs_updates_without_scrolling(browser, tmp_path):
     show(browser, path)  # curves of unfinished runs
     state = "return [...document.querySelectorAll('details')].map(part => [part.firstChild.textContent, part.open])"
     assert ["Every learning rate, every run (2 runs)", True] in browser.execute_script(state)
-    browser.execute_script(OPEN)
+    open_all(browser)
     browser.execute_script("scrollTo(0, 500)")
     for seed in (0, 1):
         write_run(tmp_path / "runs" / f"done{seed}", seed=seed, evals=rows)
     write_report(tmp_path)
-    assert browser.execute_script("return document.getElementById('live') !== null")
+    assert ask(browser, "document.getElementById('live') !== null")
     browser.execute_script("readAgain()")
-    assert until(lambda: browser.execute_script("return document.getElementById('live') === null && !!window.Plotly"))
-    assert until(lambda: browser.execute_script("return scrollY") == 500)
+    assert until(lambda: ask(browser, "document.getElementById('live') === null && !!window.Plotly"))
+    assert until(lambda: ask(browser, "scrollY") == 500)
     assert ["Every learning rate, every run (4 runs)", True] in browser.execute_script(state)
     assert errors(browser) == []

@@ -43,27 +43,27 @@ def kept(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def ours():
-    """By number, the claims that our own results decide."""
-    return {each.id: each for each in claims(ledger.OWN_RESULTS)}
+def entries(kept):
+    """The claims by number."""
+    return {each.id: each for each in claims(kept)}
 
 
-def test_a_claim_of_which_a_part_fails_is_supported_in_part(ours):
+def test_a_claim_of_which_a_part_fails_is_supported_in_part(entries):
     """GLA5 with Canon layers is as good as GDN2, but not shown to be better than Mamba2."""
-    entry = ours["C49"]
+    entry = entries["C49"]
     assert (entry.state, [each.state for each in entry.estimates]) == ("supported in part", ["supported", "undecided"])
     assert "(undecided)" in markdown([entry])
     assert "(undecided)" in visible_text(html([entry]))
 
 
-def test_frozen_canon_layers_are_judged_on_whole_lists(ours):
+def test_frozen_canon_layers_are_judged_on_whole_lists():
     """They copy at most 2 of 256, with seeds that no earlier run had (C02)."""
     with (ledger.OWN_RESULTS / "copying-atlas.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["arch"] == "llama+canon:frozen" and row["split"] == "test"]
     rows = [row for row in rows if row["step"] == row["steps"] and 200 <= int(row["seed"]) < 207]
     full = [int(re.search(r"first=all (\d+)/256", row["slices"])[1]) for row in rows]
     assert (len(full), max(full)) == (7, 2)
-    entry = ours["C02"]
+    [entry] = [each for each in claims(ledger.OWN_RESULTS) if each.id == "C02"]
     gain, lists = entry.estimates
     assert (entry.state, gain.state, lists.state) == ("contradicted", "undecided", "contradicted")
     assert lists.value == pytest.approx(100 * sum(full) / 256 / 7)
@@ -94,13 +94,7 @@ def test_the_docs_list_every_experiment():
     }
 
 
-@pytest.fixture(scope="module")
-def entries(kept):
-    return claims(kept)
-
-
 def test_kept_runs_decide_a_claim(entries):
-    entries = {each.id: each for each in entries}
     depth = entries["C06"]
     assert (depth.state, depth.seeds, depth.runs) == ("undecided", 5, (22, 22))
     [estimate] = depth.estimates
@@ -116,7 +110,7 @@ def test_kept_runs_decide_a_claim(entries):
 
 def test_parameters_are_counted(entries):
     """12 layers of width 768: A and C have 768 channels, B 3 x 768, D 2 x 2048, four taps each."""
-    entry = next(each for each in entries if each.id == "C04")
+    entry = entries["C04"]
     added = 4 * (768 + 3 * 768 + 768 + 2 * 2048)
     layer = 4 * 768**2 + 3 * 768 * 2048 + 2 * 768
     assert entry.estimates[0].value == pytest.approx(100 * added / layer)
@@ -124,23 +118,21 @@ def test_parameters_are_counted(entries):
 
 
 def test_published_claims_keep_their_confounder(entries):
-    entry = next(each for each in entries if each.id == "C46")
-    assert entry.state == "undecided"
-    assert "rotary" in entry.reason
+    assert entries["C46"].state == "undecided"
+    assert "rotary" in entries["C46"].reason
 
 
 def test_both_pages_have_every_claim_and_escape_markup(entries):
-    page, text = html(entries), markdown(entries)
-    heads = row_heads(page)
-    for entry in entries:
-        assert entry.id in heads
-        assert re.search(rf"^\| {entry.id} \|", text, re.MULTILINE)
+    every = list(entries.values())
+    page, text = html(every), markdown(every)
+    assert entries.keys() <= set(row_heads(page))
+    assert entries.keys() <= set(re.findall(r"^\| (\w+) \|", text, re.MULTILINE))
     assert "a <b>machine" in visible_text(page)
     assert "<b>machine" not in page + text
     assert "\x1b" not in page + text
     assert r"a &lt;b&gt;machine&lt;/b&gt;�\[31m" in text
-    assert summary(entries) in text
-    assert sum(map(int, re.findall(r"\d+", summary(entries))[1:])) == len(entries) == len(listed())
+    assert summary(every) in text
+    assert sum(map(int, re.findall(r"\d+", summary(every))[1:])) == len(entries) == len(listed())
 
 
 def test_the_command(kept, capsys, tmp_path):

@@ -1,39 +1,18 @@
 """The report reads the results of `canonlm eval`: beside runs, alone, damaged."""
 
-import io
 import json
 import math
 import statistics
 
 import pytest
-from folders import evaluation, write_run
-from reading import visible_text
-from rich.console import Console
+from folders import evaluation, write_results, write_run
+from reading import page_of, printed, visible_text
 from scipy import stats
 
-from canonlm.report import load_play, render, tables, write_report
+from canonlm.report import load_play
 from canonlm.report.evals import suite_tables
 from canonlm.runs.answers import digest
 from canonlm.runs.evaluated import load_evaluated
-
-
-def write_results(folder, source, entries):
-    folder.mkdir(parents=True, exist_ok=True)
-    results = [
-        {
-            "suite": suite,
-            "name": name,
-            "settings": {},
-            "scores": [
-                {"measure": m, "value": v, "stderr": e, "n": 500, "slice": {}, "higher_is_better": True, "share": share}
-                for m, v, e, share in scores
-            ]
-            + [{"measure": scores[0][0], "value": 0.123, "stderr": 0.1, "n": 5, "slice": {"position": 3},
-                "higher_is_better": True, "share": True}],
-        }
-        for suite, name, scores in entries
-    ]  # fmt: skip
-    (folder / "results.json").write_text(json.dumps({"model": {"source": source}, "results": results}))
 
 
 @pytest.fixture
@@ -41,24 +20,16 @@ def folder(tmp_path):
     """Two runs on a task, one of them with results of two suites, and a model that is not a run."""
     run = write_run(tmp_path / "runs" / "depo-llama", evals=[evaluation(10, {("k", 1): (30, 40)})])
     write_run(tmp_path / "runs" / "depo-canon", arch="llama+canon", evals=[evaluation(10, {("k", 1): (39, 40)})])
-    write_results(
-        run / "evals" / "step-00000010",
-        "runs/depo-llama",
-        [
-            ("multihop", "1hop-0k", [("exact", 0.3, 0.02, True)]),
-            ("multihop", "1hop-0k", [("exact", 0.912, 0.0127, True), ("year", 0.92, 0.01, True)]),  # evaluated again
-            ("harness", "wikitext", [("word_perplexity", 23.456, None, False)]),
-        ],
-    )
-    write_results(tmp_path / "evals" / "<b>", "some/model", [("multihop", "1hop-0k", [("exact", 0.5, 0.022, True)])])
+    again = [("exact", 0.912, 0.0127, 500, {}, True), ("year", 0.92, 0.01, 500, {}, True),
+             ("exact", 0.123, 0.1, 5, {"position": 3}, True)]  # fmt: skip
+    write_results(run / "evals" / "step-00000010", {"source": "runs/depo-llama"}, [
+        ("multihop", "1hop-0k", {}, [("exact", 0.3, 0.02, 500, {}, True)]),
+        ("multihop", "1hop-0k", {}, again),
+        ("harness", "wikitext", {}, [("word_perplexity", 23.456, None, 500, {}, False)]),
+    ])  # fmt: skip
+    other = [("multihop", "1hop-0k", {}, [("exact", 0.5, 0.022, 500, {}, True)])]
+    write_results(tmp_path / "evals" / "<b>", {"source": "some/model"}, other)
     return tmp_path
-
-
-def printed(folder):
-    console = Console(width=200, file=io.StringIO())
-    for table in tables(load_play(folder)):
-        console.print(table)
-    return console.file.getvalue()
 
 
 def test_tables(folder):
@@ -78,11 +49,10 @@ def test_tables(folder):
 def test_other_settings_are_separate_rows(tmp_path):
     """Numbers with different settings never share a row, for one model or for two."""
     for name, entries in {"a": [(3, 0.5), (5, 0.25)], "b": [(5, 0.75)]}.items():
-        write_results(tmp_path / name, name, [("multihop", "1hop-0k", [("exact", v, None, True)]) for _, v in entries])
-        raw = json.loads((tmp_path / name / "results.json").read_text())
-        for entry, (people, _) in zip(raw["results"], entries, strict=True):
-            entry["settings"] = {"people": people, "n": 500}
-        (tmp_path / name / "results.json").write_text(json.dumps(raw))
+        write_results(tmp_path / name, {"source": name}, [
+            ("multihop", "1hop-0k", {"people": people, "n": 500}, [("exact", share, None, 500, {}, True)])
+            for people, share in entries
+        ])  # fmt: skip
     lines = [[cell.strip() for cell in line.strip("│ ").split("│")] for line in printed(tmp_path).splitlines()]
     assert [line for line in lines if line[0].startswith("1hop")] == [
         ["1hop-0k (people=3)", "exact", "50.0%", "–"],
@@ -91,7 +61,7 @@ def test_other_settings_are_separate_rows(tmp_path):
 
 
 def test_page(folder):
-    page = render(load_play(folder))
+    page = page_of(folder)
     words = visible_text(page)
     assert "Birth years in a text" in words
     assert "91.2% ± 1.3" in words
@@ -101,23 +71,12 @@ def test_page(folder):
 
 
 def test_results_without_runs_make_a_report(tmp_path):
-    write_results(tmp_path / "evals" / "m", "some/model", [("babilong", "babilong-qa1-0k", [("correct", 1, 0, True)])])
+    entry = ("babilong", "babilong-qa1-0k", {}, [("correct", 1, 0, 500, {}, True)])
+    write_results(tmp_path / "evals" / "m", {"source": "some/model"}, [entry])
     play = load_play(tmp_path / "evals")
     assert (play.sections, play.left_out) == ((), ())
-    assert "Stories in a longer text" in visible_text(write_report(tmp_path / "evals").read_text())
+    assert "Stories in a longer text" in visible_text(page_of(tmp_path / "evals"))
     assert "100%" in printed(tmp_path / "evals")
-
-
-def test_damaged_results_are_reported(folder):
-    (folder / "evals" / "<b>" / "results.json").write_text('{"model": {"source": "x"}, "results": [{"suite": "s"}]}')
-    play = load_play(folder)
-    assert len(play.evaluated) == 1
-    assert [entry.name for entry in play.left_out] == ["evals/<b>/results.json"]
-
-
-def test_a_folder_with_neither_runs_nor_results(tmp_path):
-    with pytest.raises(ValueError, match="expected a folder with runs or results of `canonlm eval`"):
-        load_play(tmp_path)
 
 
 def test_documents_are_compared_in_pairs(tmp_path):
@@ -135,7 +94,8 @@ def test_documents_are_compared_in_pairs(tmp_path):
             {"index": i, "slice": {}, "right": {}, "bytes": size, "tokens": size, "nats": loss, "positions": {}}
             for i, (size, loss) in enumerate(zip(sizes, losses, strict=True))
         ]
-        write_results(folder, name, [("text", "text-held-out", [("bits_per_byte", 5.0, 0.1, False)])])
+        entry = ("text", "text-held-out", {}, [("bits_per_byte", 5.0, 0.1, 4, {}, False)])
+        write_results(folder, {"source": name}, [entry])
         results = json.loads((folder / "results.json").read_text())
         results["results"][0]["answers"] = {"file": "answers.jsonl", "count": 4, "sha256": digest(rows)}
         (folder / "results.json").write_text(json.dumps(results))

@@ -1,15 +1,11 @@
 """The user's runs as rows of the frame of the published results: complete, in its units, with a list of omissions."""
 
-import json
 import math
-import time
-from importlib.resources import files
-from pathlib import Path
 
 import polars as pl
 import pytest
 import yaml
-from folders import evaluation, write_run
+from folders import evaluation, write_results, write_run
 
 from canonlm.experiments.published import curves, everything, published
 from canonlm.experiments.published.names import setting_of, split_arch
@@ -19,8 +15,8 @@ from canonlm.launch.recipes import load_preset
 from canonlm.models import names
 from canonlm.report.results_payload import of_runs, payload
 from canonlm.runs.gather import gather
-from canonlm.runs.identity import flat
-from canonlm.runs.load import tokens_of
+from canonlm.runs.identity import flat, settings
+from canonlm.runs.load import LeftOut, tokens_of
 from canonlm.runs.table import RESULTS, choose, has_canon, over_seeds, paired, results, short_tokens
 from canonlm.train.config import resolve
 
@@ -32,19 +28,6 @@ TOKENS = 32 * 512  # a step of `write_run`
 def depo_run(folder, **kwargs):
     rows = [evaluation(step, {("k", 4): (step, 1000), ("k", 8): (step // 2, 1000)}) for step in (100, 200, 800)]
     return write_run(folder, **{"task": DEPO1, "evals": rows, "config": SHAPE} | kwargs)
-
-
-def write_results(folder, model, entries_of_suites):
-    folder.mkdir(parents=True)
-    entries = [
-        {
-            "suite": suite, "name": name, "settings": settings,
-            "scores": [{"measure": measure, "value": value, "stderr": stderr, "n": n, "slice": where, "share": share,
-                        "higher_is_better": True} for measure, value, stderr, n, where, share in scores],
-        }
-        for suite, name, settings, scores in entries_of_suites
-    ]  # fmt: skip
-    (folder / "results.json").write_text(json.dumps({"model": model, "results": entries}))
 
 
 def rows(numbers, *columns, **where):
@@ -69,17 +52,9 @@ def test_a_finished_run(tmp_path):
     assert errors["k=4"] == pytest.approx(100 * four)
     assert errors["all"] == pytest.approx(100 * math.hypot(four, eight) / 2)
     assert rows(numbers, "value", "unit", metric="loss") == [(2.0, "")]
-
-
-def test_runs_match_the_grids_of_the_paper(tmp_path):
-    depo_run(tmp_path / "runs" / "a", arch="llama+canon")
-    numbers, _ = runs_frame([tmp_path])
-    both = choose(
-        pl.concat([everything(), numbers]),
-        ["task=depo", "setting=depo1-225", "slice=k=8", "arch=llama", "canon=ABCD", "size=8l512d", "metric=accuracy"],
-    )
-    assert set(both["source"]) == {"paper", "yours"}
-    assert both["unit"].unique().to_list() == ["%"]
+    filters = ["task=depo", "setting=depo1-225", "slice=k=8", "arch=llama", "canon=ABCD", "size=8l512d"]
+    both = choose(pl.concat([everything(), numbers]), [*filters, "metric=accuracy"])
+    assert set(both.select("source", "unit").iter_rows()) == {("paper", "%"), ("yours", "%")}
 
 
 def test_an_unfinished_run_has_a_curve_but_no_result(tmp_path):
@@ -87,15 +62,11 @@ def test_an_unfinished_run_has_a_curve_but_no_result(tmp_path):
     numbers, left_out = runs_frame([tmp_path])
     assert len(numbers) == 0
     assert numbers.schema == published().schema
-    assert [(entry.name, entry.reason) for entry in left_out] == [
-        ("running", "unfinished at step 800 of 1000: no final result")
-    ]
+    assert left_out == [LeftOut("running", "unfinished at step 800 of 1000: no final result")]
     along, left_out = runs_curves([tmp_path])
     assert rows(along, "tokens", "value", slice="k=4") == [
         (100 * TOKENS, 10.0), (200 * TOKENS, 20.0), (800 * TOKENS, 80.0)]  # fmt: skip
-    assert [(entry.name, entry.reason) for entry in left_out] == [
-        ("part of running", "1 damaged row of metrics.jsonl skipped")
-    ]
+    assert left_out == [LeftOut("part of running", "1 damaged row of metrics.jsonl skipped")]
 
 
 def test_curves_have_the_training_loss_as_published_ones(tmp_path):
@@ -104,29 +75,6 @@ def test_curves_have_the_training_loss_as_published_ones(tmp_path):
     where = {"task": "train", "slice": "all", "metric": "loss", "unit": ""}
     assert rows(along, "tokens", "value", **where) == [(10 * TOKENS, 3.5), (30 * TOKENS, 2.5)]
     assert len(rows(curves(), "value", **where)) == 48 * 40
-
-
-@pytest.mark.parametrize(
-    ("damage", "reason"),
-    [
-        (lambda run: (run / "config.yaml").write_text("{"), "config.yaml is damaged"),
-        (lambda run: (run / "config.yaml").unlink(), "no config.yaml"),
-        (lambda run: (run / "result.json").write_text('{"steps": 8'), "unfinished at step 800 of 800"),
-        (
-            lambda run: (run / "config.yaml").write_text("arch: llama\ntrain: 3\ntask: {name: depo}"),
-            "no train.optim.lr",
-        ),
-        (lambda run: [path.unlink() for path in run.iterdir()], "empty folder"),
-    ],
-    ids=["yaml", "no-config", "result", "old", "empty"],
-)
-def test_damaged_runs_are_skipped_and_reported(tmp_path, damage, reason):
-    depo_run(tmp_path / "runs" / "whole")
-    damage(depo_run(tmp_path / "runs" / "broken"))
-    numbers, left_out = runs_frame([tmp_path])
-    assert set(numbers["model"]) == {"whole"}
-    assert [entry.name for entry in left_out] == ["broken"]
-    assert reason in left_out[0].reason
 
 
 def test_impossible_numbers_do_not_fail(tmp_path):
@@ -201,11 +149,9 @@ def test_a_published_checkpoint_is_recognised_by_its_name(evaluated):
     ]
 
 
-def test_a_single_run_and_a_missing_folder(evaluated, tmp_path):
+def test_a_single_run(evaluated):
     numbers, _ = runs_frame([evaluated / "runs" / "mine"])
     assert set(numbers["model"]) == {"mine/step-00000010"}
-    with pytest.raises(ValueError, match="expected a folder with runs or results"):
-        runs_frame([tmp_path / "nowhere"])
 
 
 def test_a_run_evaluated_again_is_not_a_second_run(tmp_path):
@@ -224,15 +170,6 @@ def test_a_run_evaluated_again_is_not_a_second_run(tmp_path):
     numbers, _ = runs_frame([tmp_path])
     pairs = paired(numbers).filter(pl.col("slice") == "k=4")
     assert rows(pairs, "base_model", "canon_model") == [("a", "b")]
-
-
-def test_runs_of_one_name_in_two_folders(tmp_path):
-    depo_run(tmp_path / "one" / "a")
-    depo_run(tmp_path / "one" / "b")
-    depo_run(tmp_path / "two" / "a")
-    numbers, _ = runs_frame([tmp_path / "one", tmp_path / "two", tmp_path / "two"])
-    assert set(numbers["model"]) == {f"{tmp_path}/one/a", "b", f"{tmp_path}/two/a"}
-    assert numbers.is_duplicated().sum() == 0
 
 
 def test_damaged_results_are_left_out(evaluated):
@@ -351,16 +288,6 @@ def test_frames_without_runs_and_with_names_that_are_not_text():
     assert results([{"model": "a\udcff", "value": 1}])["model"].to_list() == ["a?"]
 
 
-@pytest.mark.slow
-def test_500_runs(tmp_path):
-    for seed in range(500):
-        depo_run(tmp_path / "runs" / f"run-{seed}", seed=seed)
-    start = time.process_time()
-    numbers, left_out = runs_frame([Path(tmp_path)])
-    assert time.process_time() - start < 10
-    assert (numbers["model"].n_unique(), left_out) == (500, [])
-
-
 # -- beside the paper's cells -----------------------------------------------------------------------------------------
 
 
@@ -399,13 +326,15 @@ def test_runs_that_differ_are_not_pooled_over_seeds(tmp_path):
     assert len(choose(numbers, ["arch=llama"])) == len(numbers)
 
 
-PAPER = [("depo", "depo1-225"), ("depo", "depo2-75-k4"), ("brevo", "brevo2-40"), ("mano", "mano-13"), ("lano", "cfg3j")]
+PAPER = [("depo", "depo1-225"), ("depo", "depo2-75-k4"), ("brevo", "brevo1-70"), ("brevo", "brevo2-40"),
+         ("mano", "mano-13"), ("lano", "cfg3j")]  # fmt: skip
 
 
 @pytest.mark.parametrize(("task", "setting"), PAPER)
 def test_only_runs_trained_like_the_paper_are_compared_with_it(task, setting):
     run = resolve({**load_preset(task, "paper", setting).run, "arch": "llama"}).model_dump(mode="json")
     assert as_in_the_paper(flat(run))
+    assert as_in_the_paper(settings(run))
     larger = {"num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12}
     for same in ({"model": {**run["model"], **larger}}, {"train": {**run["train"], "seed": 3, "device": "cpu"}},
                  {"train": {**run["train"], "precision": "fp32", "log_every": 1}}, {"preset": None}):  # fmt: skip
@@ -438,5 +367,3 @@ def test_the_page_shows_other_training_instead_of_a_difference(tmp_path):
     assert mine == {("long0", True): True, ("long1", True): True, ("short0", False): False, ("short1", False): False,
                     ("mean over seeds", True): True, ("mean over seeds", False): False}  # fmt: skip
     assert {one["as_in_the_paper"] for one in models if one["source"] != "yours"} == {None}
-    script = (files("canonlm.report") / "web" / "grids.js").read_text()
-    assert '"training not known" : "other training"' in script

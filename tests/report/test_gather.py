@@ -1,22 +1,20 @@
 """Several folders at once: each run once, with a unique name, beside runs with the same questions. And any contents of
 a folder give a report."""
 
-import io
 import json
 import os
 import shutil
 import time
 
 import pytest
-from folders import evaluation, text_evaluation, write_run, write_text_run
-from reading import numbers, visible_text
-from rich.console import Console
+from folders import evaluation, text_evaluation, write_results, write_run, write_text_run
+from reading import numbers, printed, visible_text
 
 from canonlm.experiments.published.runs import runs_curves
 from canonlm.report import load_play, tables, write_report
 from canonlm.report.settings import unplanned
-from canonlm.runs.folder import run_folders
 from canonlm.runs.gather import gather
+from canonlm.runs.load import LeftOut
 
 HALF = {("k", 1): (50, 100), ("k", 2): (10, 100)}
 OTHER = {"name": "depo", "max_n": 9}
@@ -88,11 +86,8 @@ def test_a_run_that_is_given_twice_counts_once(tmp_path):
 
 def test_results_of_one_name_in_two_folders(tmp_path):
     for name in ("one", "two"):
-        (tmp_path / name / "mine").mkdir(parents=True)
-        score = {"measure": "exact", "value": 0.5, "stderr": None, "n": 4, "slice": {}, "share": True}
-        entry = {"suite": "multihop", "name": "1hop", "settings": {}, "scores": [score]}
-        results = {"model": {"source": "mine"}, "results": [entry]}
-        (tmp_path / name / "mine" / "results.json").write_text(json.dumps(results))
+        entry = ("multihop", "1hop", {}, [("exact", 0.5, None, 4, {}, True)])
+        write_results(tmp_path / name / "mine", {"source": "mine"}, [entry])
     both = [tmp_path / "one", tmp_path / "two"]
     assert [one.label for one in load_play(both).evaluated] == [f"{folder}/mine" for folder in both]
     assert [one.label for one in load_play(both[0]).evaluated] == ["mine"]
@@ -114,7 +109,7 @@ def test_skipped_runs_are_named_with_their_folder(tmp_path):
     two = play_folder(tmp_path / "two", {"b": {}})
     (two / "runs" / "c").mkdir()
     play = load_play([one, two])
-    assert {entry.name: entry.reason for entry in play.left_out} == {f"{two}/c": "empty folder"}
+    assert play.left_out == (LeftOut(f"{two}/c", "empty folder"),)
     with pytest.raises(ValueError, match="folder: expected a folder with runs or results"):
         load_play([one, tmp_path / "nowhere"])
 
@@ -136,11 +131,11 @@ DAMAGES = {
 }
 
 
-def page_of(folder):
+def lines_of(folder):
     page = write_report(folder).read_text()
     assert "whole" in {row["run"] for row in numbers(page)}
-    list(tables(load_play(folder)))
-    return {line.partition(":")[0] for line in visible_text(page).splitlines()}
+    printed(folder)
+    return visible_text(page).splitlines()
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "result.json", "env.json", "data.json"])
@@ -152,9 +147,10 @@ def test_a_damaged_file_is_named_on_the_page(tmp_path, name):
         write_text_run(text, evals=[text_evaluation(5, {"web": (1.0, 0.3, 9)})], contents={"web": "a"})
         for folder in (tmp_path / "runs" / kind, text):
             damage(folder / name)
-    first_words = page_of(tmp_path)
+    named = {line.partition(":")[0] for line in lines_of(tmp_path) if name in line}
+    assert "text-garbage" in named
     if name == "config.yaml":
-        assert {*DAMAGES, *(f"text-{kind}" for kind in DAMAGES)} <= first_words
+        assert {*DAMAGES, *(f"text-{kind}" for kind in DAMAGES)} <= named
 
 
 @pytest.mark.every(4)
@@ -162,7 +158,7 @@ def test_a_damaged_file_is_named_on_the_page(tmp_path, name):
 def test_a_page_of_a_damaged_play_folder(tmp_path, damage):
     play_folder(tmp_path, {"whole": {}})
     damage(tmp_path / "play.json")
-    page_of(tmp_path)
+    lines_of(tmp_path)
 
 
 def test_names_that_are_not_text(tmp_path):
@@ -170,9 +166,8 @@ def test_names_that_are_not_text(tmp_path):
         rows = [evaluation(50, HALF)] if place == 0 else [text_evaluation(5, {"a\ud800": (1.0, 0.3, 9)})]
         folder = tmp_path / "runs" / os.fsdecode(b"n\xff%d" % place)
         make(folder, evals=rows, arch="llama", losses=[(5, 1.0)])
-        (folder / "config.yaml").write_text(
-            (folder / "config.yaml").read_text().replace("arch: llama", 'arch: "\\ud800"')
-        )
+        path = folder / "config.yaml"
+        path.write_text(path.read_text().replace("arch: llama", 'arch: "\\ud800"'))
     page = write_report(tmp_path).read_text()
     assert "n?0" in page
     for part in tables(load_play(tmp_path)):
@@ -187,16 +182,10 @@ def test_names_cannot_send_terminal_escapes(tmp_path):
     write_run(tmp_path / "runs" / "c\x1b[2J", task=task, evals=[evaluation(50, HALF)], finished=False)
     rows = [text_evaluation(5, {"d\x1b[2J": (1.0, 0.3, 9)})]
     write_text_run(tmp_path / "runs" / "e\x1b[2J", evals=rows, sources={"f\x1b[2J": ("g", 1.0)})
-    results = tmp_path / "evals" / "h\x1b[2J"
-    results.mkdir(parents=True)
-    score = {"measure": "i\x1b[2J", "value": 0.5, "stderr": None, "n": 4, "slice": {}, "share": True}
-    entry = {"suite": "multihop", "name": "j\x1b[2J", "settings": {}, "scores": [score]}
-    (results / "results.json").write_text(json.dumps({"model": {"source": "k"}, "results": [entry]}))
+    entry = ("multihop", "j\x1b[2J", {}, [("i\x1b[2J", 0.5, None, 4, {}, True)])
+    write_results(tmp_path / "evals" / "h\x1b[2J", {"source": "k"}, [entry])
     (tmp_path / "runs" / "l\x1b[2J").mkdir()
-    console = Console(file=io.StringIO(), width=250, color_system=None)
-    for part in tables(load_play(tmp_path)):
-        console.print(part)
-    text = console.file.getvalue()
+    text = printed(tmp_path, width=250)
     assert all(f"{letter}�[2J" in text for letter in "bcdfhijlx")
     assert "\x1b" not in text
 
@@ -216,22 +205,6 @@ def test_500_runs(tmp_path):
     page = write_report(tmp_path)
     assert time.process_time() - start < 10
     assert len({row["run"] for row in numbers(page.read_text())}) == 500
-
-
-def test_run_folders(tmp_path):
-    folder = play_folder(tmp_path / "one", {"a": {}})
-    assert run_folders(folder) == run_folders(folder / "runs") == [folder / "runs" / "a"]
-    assert run_folders(folder / "runs" / "a") == [folder / "runs" / "a"]
-
-
-def test_a_folder_of_play_folders_includes_all_of_them(tmp_path):
-    play_folder(tmp_path / "one", {"a": {}, "b": {"seed": 1}}, "Mine")
-    play_folder(tmp_path / "two", {"a": {"arch": "llama+canon"}}, "Yours")
-    assert {name for result in gather(tmp_path) for name in result.runs} == {"a", "b"}
-    play = load_play(tmp_path)
-    assert sorted(run.name for run in play.runs) == [f"{tmp_path}/one/a", f"{tmp_path}/two/a", "b"]
-    assert play.left_out == ()
-    assert play.title == "Mine and Yours"
 
 
 def test_different_sizes_are_reported(tmp_path):

@@ -5,9 +5,9 @@ import json
 import pytest
 from folders import evaluation, write_run, write_text_run
 from folders import text_evaluation as text_row
-from reading import row_heads, visible_text
+from reading import page_of, row_heads, visible_text
 
-from canonlm.report import load_play, read_runs, summarise, write_report
+from canonlm.report import load_play, read_runs, summarise
 from canonlm.report.settings import settings
 from canonlm.report.table import tables
 from canonlm.runs.groups import by_run, grouped
@@ -22,55 +22,43 @@ def run(folder, arch="llama", seed=0, share=50, params=1_000_000, layers=4, widt
                      evals=[evaluation(steps, {("k", 1): (share, 100), ("k", 2): (share // 2, 100)})])  # fmt: skip
 
 
-def names(tmp_path):
-    runs, left_out = read_runs(sorted((tmp_path / "runs").iterdir()))
-    assert not left_out
-    return [a.arch for a in summarise(runs)]
+def of_size(layers, width, **model):
+    return {"layers": layers, "width": width, "params": layers * width**2, **model}
 
 
-def test_residual_and_no_residual_are_two_groups(tmp_path):
-    """They were once pooled as "2 runs"."""
-    run(tmp_path / "runs" / "a", "llama+canon", fields={})
-    run(tmp_path / "runs" / "b", "llama+canon", fields={"canon_residual": False})
-    run(tmp_path / "runs" / "c", "llama+canon", seed=1, fields={"canon_residual": False})
-    assert names(tmp_path) == ["llama+canon", "llama+canon (canon_residual=false)"]
-    page = write_report(tmp_path).read_text()
-    assert "llama+canon (canon_residual=false) − llama+canon" in row_heads(page)
+def matched(width):
+    return {"fields": {"intermediate_size": 3 * width}, "matched": {"intermediate_size": [width, 3 * width]}}
 
 
-def test_different_fields_have_different_names(tmp_path):
-    for place, fields in enumerate([{}, {"canon_kernel": 3}, {"canon_kernel": 5}, {"canon_kernel": 5, "z_loss": "x"}]):
-        run(tmp_path / "runs" / str(place), fields=fields)
-    run(tmp_path / "runs" / "long", fields={}, steps=200)
-    assert names(tmp_path) == [
-        "llama (steps=100)",
-        "llama (canon_kernel=3, steps=100)",
-        "llama (canon_kernel=5, steps=100)",
-        "llama (canon_kernel=5, z_loss=x, steps=100)",
-        "llama (steps=200)",
-    ]
+FIELDS = [{}, {"canon_kernel": 3}, {"canon_kernel": 5}, {"canon_kernel": 5, "z_loss": "x"}]
+NO_RESIDUAL = {"canon_residual": False}
+LLAMAS = [f"llama ({layers}L {width}d)" for layers, width in SIZES]
 
 
-def test_what_is_not_shared_is_not_named(tmp_path):
-    run(tmp_path / "runs" / "a", "llama", steps=100)
-    run(tmp_path / "runs" / "b", "gdn2", steps=200)
-    assert names(tmp_path) == ["llama", "gdn2"]
-
-
-def test_four_sizes(tmp_path):
-    for place, (layers, width) in enumerate(reversed(SIZES)):
-        for seed in (0, 1):
-            run(tmp_path / "runs" / f"{place}{seed}", seed=seed, layers=layers, width=width, params=layers * width**2)
-    assert names(tmp_path) == [f"llama ({layers}L {width}d)" for layers, width in SIZES]
-    runs, _ = read_runs((tmp_path / "runs").iterdir())
-    assert {a.family for a in summarise(runs)} == {"llama"}
-    assert all(len(a.best.runs) == 2 for a in summarise(runs))
-
-
-def test_models_of_equal_depth_and_width_get_different_names(tmp_path):
-    for heads in (2, 4):
-        run(tmp_path / "runs" / str(heads), num_attention_heads=heads, params=1_000)
-    assert names(tmp_path) == ["llama (num_attention_heads=2)", "llama (num_attention_heads=4)"]
+@pytest.mark.parametrize(
+    ("runs", "expected", "families"),
+    [
+        ([{"fields": fields} for fields in FIELDS] + [{"fields": {}, "steps": 200}],
+         ["llama (steps=100)", "llama (canon_kernel=3, steps=100)", "llama (canon_kernel=5, steps=100)",
+          "llama (canon_kernel=5, z_loss=x, steps=100)", "llama (steps=200)"], 5),
+        ([{"steps": 100}, {"arch": "gdn2", "steps": 200}], ["llama", "gdn2"], 2),
+        ([of_size(*size, seed=seed) for size in reversed(SIZES) for seed in (0, 1)], LLAMAS, 1),
+        ([of_size(*size, **matched(size[1])) for size in SIZES], LLAMAS, 1),
+        ([{"num_attention_heads": heads, "params": 1_000} for heads in (2, 4)],
+         ["llama (num_attention_heads=2)", "llama (num_attention_heads=4)"], 1),
+        # They were once pooled as "2 runs".
+        ([{"arch": "llama+canon", "fields": fields, "seed": seed} for fields in ({}, NO_RESIDUAL) for seed in (0, 1)],
+         ["llama+canon", "llama+canon (canon_residual=false)"], 2),
+    ],
+    ids=["fields", "not shared", "sizes", "matched sizes", "equal depth and width", "residual"],
+)  # fmt: skip
+def test_groups_are_named_by_what_differs(tmp_path, runs, expected, families):
+    for place, about in enumerate(runs):
+        run(tmp_path / str(place), **about)
+    archs = summarise(read_runs(sorted(tmp_path.iterdir()))[0])
+    assert [a.arch for a in archs] == expected
+    assert len({a.family for a in archs}) == families
+    assert sum(len(a.best.runs) for a in archs) == len(runs)
 
 
 def test_outside_files_distinguish_runs(tmp_path):
@@ -85,20 +73,19 @@ def test_outside_files_distinguish_runs(tmp_path):
 
 def test_two_plays_one_page(tmp_path, capsys):
     """The page has different architectures, residual and no residual, four sizes, and matched parameters."""
-    listed = []
-    for place, (layers, width) in enumerate(SIZES):
-        run(tmp_path / "runs" / f"llama{place}", layers=layers, width=width, params=layers * width**2, share=20)
-        listed.append(f"llama{place}")
-    for arch, fields in (("gdn2", {}), ("llama+canon", {}), ("llama+canon", {"canon_residual": False})):
+    listed = [f"llama{place}" for place in range(len(SIZES))]
+    for name, size in zip(listed, SIZES, strict=True):
+        run(tmp_path / "runs" / name, **of_size(*size), share=20)
+    for arch, fields in (("gdn2", {}), ("llama+canon", {}), ("llama+canon", NO_RESIDUAL)):
         listed.append(f"{arch}{len(fields)}")
         matched = {"intermediate_size": [341, 352]} if arch == "gdn2" else {}
         run(tmp_path / "runs" / listed[-1], arch, params=66_000, layers=4, share=90, fields=fields, matched=matched)
     section = {"id": "tiny/depo", "heading": "depo", "runs": listed, "command": "canonlm play a\ncanonlm play b"}
     (tmp_path / "play.json").write_text(json.dumps({"sections": [section], "command": section["command"]}))
-    page = write_report(tmp_path).read_text()
+    page = page_of(tmp_path)
     assert all(name in page for name in listed)
-    shown = {f"llama ({layers}L {width}d)" for layers, width in SIZES} | {
-        "gdn2", "llama+canon", "llama+canon (canon_residual=false)"}  # fmt: skip
+    shown = {*LLAMAS, "gdn2", "llama+canon", "llama+canon (canon_residual=false)",
+             "llama+canon (canon_residual=false) − llama (4L 128d)"}  # fmt: skip
     assert shown <= set(row_heads(page))
     assert "Adjusted by --match: gdn2 intermediate_size 341 → 352." in visible_text(page)
     assert "66 k" in visible_text(page)
@@ -125,13 +112,4 @@ def test_runs_on_text_name_their_differences(tmp_path, decay):
     runs, _ = read_runs([tmp_path / "a", tmp_path / "b"])
     expected = ["llama", "llama"] if decay == 0.1 else ["llama (weight_decay=0.1)", "llama (weight_decay=0.3)"]
     assert [by_run(grouped(runs))[run.name].family for run in runs] == expected
-    assert expected[1] in write_report(tmp_path).read_text()
-
-
-def test_sizes_with_matched_parameters_are_one_family(tmp_path):
-    for place, (layers, width) in enumerate(SIZES):
-        matched = {"fields": {"intermediate_size": 3 * width}, "matched": {"intermediate_size": [width, 3 * width]}}
-        run(tmp_path / "runs" / str(place), layers=layers, width=width, params=layers * width**2, **matched)
-    runs, _ = read_runs(sorted((tmp_path / "runs").iterdir()))
-    assert {a.family for a in summarise(runs)} == {"llama"}
-    assert names(tmp_path) == [f"llama ({layers}L {width}d)" for layers, width in SIZES]
+    assert expected[1] in page_of(tmp_path)

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from folders import evaluation, text_evaluation, write_run, write_text_run
-from test_frames import write_results
+from folders import evaluation, text_evaluation, write_results, write_run, write_text_run
 
 import canonlm
 
@@ -95,11 +94,12 @@ def test_text_runs_and_later_evaluations(tmp_path):
         ("multihop", "1hop-2k", {"published": True}, [("exact", 0.25, 0.01, 1000, {}, True)]),
     ])  # fmt: skip
     frame = quiet(tmp_path)
-    final = only(frame, kind="final").filter(pl.col("split") == "test")
-    assert sorted(final.select("slice", "metric", "value", "total").rows()) == [
-        ("all", "loss", 1.75, None), ("code", "bits_per_byte", 0.25, 1000), ("code", "loss", 1.0, 1000),
-        ("web", "bits_per_byte", 0.5, 3000), ("web", "loss", 2.0, 3000),
-    ]  # fmt: skip
+    for kind in ("evaluation", "final"):
+        rows = only(frame, kind=kind, split="test").select("slice", "metric", "value", "total").rows()
+        assert sorted(rows) == [
+            ("all", "loss", 1.75, None), ("code", "bits_per_byte", 0.25, 1000), ("code", "loss", 1.0, 1000),
+            ("web", "bits_per_byte", 0.5, 3000), ("web", "loss", 2.0, 3000),
+        ]  # fmt: skip
     [requested] = only(frame, kind="suite").to_dicts()
     expected = {"run": "a", "task": "multihop", "slice": "1hop-2k", "metric": "exact", "value": 0.25, "stderr": 0.01,
               "total": 1000, "step": 200, "tokens": 200 * TOKENS, "seed": 0}  # fmt: skip
@@ -114,19 +114,6 @@ def test_settings_become_columns(tmp_path):
     assert seen.rows() == [("a", 64, "[64]"), ("b", 128, "[128]")]
     with pytest.raises(ValueError, match=r'^unknown setting "model.width"'):
         quiet(tmp_path, settings=["model.width"])
-
-
-def test_folders_of_each_kind(tmp_path):
-    """A play folder, a folder of them, a single run; a run that is given twice counts once."""
-    for seed in range(3):
-        write_run(tmp_path / "all" / "play" / "runs" / f"seed{seed}", seed=seed, evals=ROWS)
-    alone = write_run(tmp_path / "all" / "alone", evals=ROWS)
-    for folders, count in ((tmp_path / "all" / "play", 3), (tmp_path / "all", 4), ([alone, tmp_path / "all"], 4)):
-        frame = quiet(folders)
-        assert only(frame, kind="final", metric="accuracy", slice="all")["run"].n_unique() == count
-        assert len(only(frame, kind="final", metric="accuracy", slice="all")) == count
-    with pytest.raises(ValueError, match="expected a folder with runs"):
-        quiet(tmp_path / "nowhere")
 
 
 def test_the_example_of_the_docs(tmp_path, monkeypatch, capsys):

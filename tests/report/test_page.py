@@ -1,18 +1,15 @@
 """The page shows the contents of the files, and nothing in a file can become code on the page."""
 
-import io
 import json
 import re
 from html.parser import HTMLParser
 
 import pytest
-from folders import evaluation, write_run
-from reading import charts, embedded_json, tables, visible_text
-from rich.console import Console
+from folders import evaluation, write_run, write_runs
+from reading import charts, embedded_json, evals_of, page_of, printed, tables, visible_text
 
 import canonlm
-from canonlm.report import best_table, load_play, rate_table, summarise, write_report
-from canonlm.report import tables as terminal_tables
+from canonlm.report import summarise, write_report
 from canonlm.report.section import ranking
 from canonlm.runs.load import read_runs
 from canonlm.runs.seed_statistics import gaffke_interval
@@ -43,14 +40,9 @@ class Page(HTMLParser):
             self.scripts[self.script] += data
 
 
-def metrics(folder):
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in rows if row["kind"] == "eval"]
-
-
 @pytest.fixture(scope="module")
 def written(demo):
-    return write_report(demo).read_text(encoding="utf-8")
+    return page_of(demo)
 
 
 def test_the_page_loads_nothing(written):
@@ -61,22 +53,22 @@ def test_the_page_loads_nothing(written):
 
 
 def test_the_page_contains_the_expected_text(written):
-    for text in ("Do Canon layers help a small Llama?", "Copying a list", "1 hop", "documents in a window isolated",
-                 "window length (tokens)", "a laptop", "canonlm play demo --arch", "1.06 M",
+    for text in ("Do Canon layers help a small Llama?", "Copying", "1 hop", "documents in a window isolated",
+                 "window length (tokens)", "a laptop", "canonlm play demo --arch", "64.8 k",
                  "undecided, a verdict needs", "best learning rate"):  # fmt: skip
         assert text in visible_text(written)
 
 
 def test_scores_that_look_equal_are_marked_alike(tmp_path):
     """60.0 % is shown for 6,000 and 6,001 of 10,000 right answers."""
-    for arch, right in (("llama", 6000), ("gla5", 6001), ("gdn2", 5000)):
-        write_run(tmp_path / "runs" / arch, arch=arch, evals=[evaluation(10, {("k", 1): (right, 10000)})])
+    right = {"llama": 6000, "gla5": 6001, "gdn2": 5000}
+    runs = write_runs(tmp_path, {arch: [evaluation(10, {("k", 1): (n, 10000)})] for arch, n in right.items()})
 
     def marks(archs):
         table = ranking(archs, ["k=1"], {})[0]["table"]
         return {row[0]: mark for row, mark in zip(table["rows"], table["marks"], strict=True)}
 
-    archs = summarise(read_runs((tmp_path / "runs").iterdir())[0])
+    archs = summarise(read_runs(runs)[0])
     assert marks(archs) == {"llama": "best", "gla5": "best", "gdn2": ""}
     assert set(marks([a for a in archs if a.arch != "gdn2"]).values()) == {""}
 
@@ -93,16 +85,14 @@ def test_text_from_runs_stays_text(tmp_path, written):
     runs = [f"{name}{end}" for end in "01x"] + [text]
     play = {"title": text, "command": text, "sections": [{"heading": text, "text": text, "runs": runs}]}
     (tmp_path / "play.json").write_text(json.dumps(play))
-    written = write_report(tmp_path).read_text(encoding="utf-8")
+    written = page_of(tmp_path)
     page = Page(written)
     assert not [tag for tag, _ in page.tags if tag in ("img", "b", "i")]
     assert not [key for _, attrs in page.tags for key in attrs if key.startswith("on")]
     assert page.scripts.keys() == harmless.scripts.keys()
     assert embedded_json(written)["title"] == text
     assert text in visible_text(written)
-    console = Console(file=io.StringIO(), width=200)
-    for part in terminal_tables(load_play(tmp_path)):
-        console.print(part)
+    printed(tmp_path)
 
 
 def test_an_unfinished_run_is_named_but_not_averaged(tmp_path):
@@ -122,15 +112,15 @@ def test_accidental_differences_are_listed_with_the_comparison(tmp_path):
     rows = [evaluation(10, {("k", 1): (5, 10)})]
     write_run(tmp_path / "runs" / "a", evals=rows, steps=10)
     write_run(tmp_path / "runs" / "b", evals=rows, steps=20, arch="llama+canon", lr=0.01, seed=3)
-    text = write_report(tmp_path).read_text(encoding="utf-8")
+    text = page_of(tmp_path)
     assert "the runs also differ in training steps: see the settings below." in visible_text(text)
 
 
 def test_before_anything_has_finished(tmp_path):
     write_run(tmp_path / "runs" / "a", evals=[evaluation(10, {("k", 1): (5, 10)})], finished=False)
-    assert "No run has finished yet." in visible_text(write_report(tmp_path).read_text(encoding="utf-8"))
+    assert "No run has finished yet." in visible_text(page_of(tmp_path))
     (tmp_path / "empty" / "runs" / "a").mkdir(parents=True)
-    assert "There is nothing to show yet" in visible_text(write_report(tmp_path / "empty").read_text(encoding="utf-8"))
+    assert "There is nothing to show yet" in visible_text(page_of(tmp_path / "empty"))
 
 
 def test_a_failed_write_leaves_nothing_behind(tmp_path, monkeypatch):
@@ -148,13 +138,11 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path, monkeypatch):
 
 
 def test_the_terminal_tables(demo):
-    archs = summarise(load_play(demo).sections[1].runs)
-    console = Console(file=io.StringIO(), width=160)
-    console.print(best_table(archs, "depo"), rate_table(archs))
-    text = console.file.getvalue()
+    text = printed(demo, width=160).partition("Depo")[2]
     assert "1 hop" in text
     assert text.count("(best)") == 2  # the best rate of each
-    final = [metrics(demo / "runs" / f"depo-llama+canon-lr0.003-seed{seed}")[-1]["slices"][0] for seed in range(3)]
+    runs = [demo / "runs" / f"depo-llama+canon-64000-lr0.003-seed{seed}" for seed in range(3)]
+    final = [evals_of(run)[-1]["slices"][0] for run in runs]
     shares = [part["correct"] / part["total"] for part in final]
     assert f"{100 * sum(shares) / 3:.1f}%" in text
     low = gaffke_interval(shares)[0]  # of a task that a run has either solved or not
@@ -171,10 +159,7 @@ def test_the_tables_show_the_score_of_guessing(tmp_path, hops):
         write_run(tmp_path / "runs" / arch, arch=arch, evals=[last])
     section = {"heading": "depo", "text": "", "runs": ["llama", "gla5"], "chance": chance}
     (tmp_path / "play.json").write_text(json.dumps({"title": "", "sections": [section]}))
-    console = Console(file=io.StringIO(), width=200)
-    for table in terminal_tables(load_play(tmp_path)):
-        console.print(table)
-    first, *more = console.file.getvalue().split("by number of hops")
+    first, *more = printed(tmp_path).split("by number of hops")
     row = next(line for line in first.splitlines() if "chance  " in line)
     if hops == 3:
         assert re.findall("[0-9.]+%", row) == ["10.0%", "20.0%", "30.0%"]
@@ -193,7 +178,7 @@ def test_bytes_of_state_are_a_column_an_axis_and_a_measurement(tmp_path):
     for place, (arch, state) in enumerate(states.items()):
         evals = [evaluation(100, {("k", 1): (40 + 10 * place, 100)})]
         write_run(tmp_path / "runs" / f"run-{place}", arch=arch, evals=evals, state=state)
-    page = write_report(tmp_path).read_text(encoding="utf-8")
+    page = page_of(tmp_path)
     (ranking,) = [rows for rows in tables(page) if "bytes of state" in rows[0]]
     at = ranking[0].index("bytes of state")
     assert {row[0]: row[at] for row in ranking[1:5]} == {
@@ -211,7 +196,7 @@ def test_bytes_of_state_are_a_column_an_axis_and_a_measurement(tmp_path):
 def test_states_that_are_nearly_equal_have_no_chart(tmp_path):
     for arch, state in {"llama": 16_896, "llama+canon=A": 17_408}.items():
         write_run(tmp_path / arch, arch=arch, evals=[evaluation(100, {("k", 1): (40, 100)})], state=state)
-    assert not [name for name in charts(write_report(tmp_path).read_text(encoding="utf-8")) if "state-" in name]
+    assert not [name for name in charts(page_of(tmp_path)) if "state-" in name]
 
 
 def test_runs_that_have_not_recorded_bytes_of_state(written):

@@ -1,10 +1,11 @@
 """A profile of synthetic outcomes: sentences, tables, charts."""
 
 import re
+from functools import cache
 
 import numpy as np
 import pytest
-from browsing import MARKS, errors, load, requested, until
+from browsing import MARKS, check, count, load, open_all
 from reading import charts, visible_text
 
 from canonlm.experiments import grid
@@ -16,9 +17,11 @@ from canonlm.runs.load import Result, Run
 from canonlm.runs.rows import Count, Evaluation, TrainRow
 from canonlm.runs.seed_statistics import gaffke_interval
 
+PAIR, BOTH = ("llama", "llama+canon"), ("depo", "copying")
 SLICES = {"depo": ("k=1", "k=2"), "copying": ("first=1", "first=2", "first=4", "first=all")}
 
 
+@cache
 def made_up(archs, tasks, seeds, score, **options):
     """Outcomes of all planned runs, with four evaluations that rise evenly to score(task, arch, seed)."""
     experiment = profile(archs, tasks, seeds=seeds, **options)
@@ -56,7 +59,7 @@ def apart(task, arch, seed):
 
 
 def test_five_seeds_give_verdicts():
-    _, _, shown = made_up(["llama", "llama+canon"], ["depo", "copying"], 5, apart)
+    _, _, shown = made_up(PAIR, BOTH, 5, apart)
     depo = verdicts(shown)[0]
     match = re.fullmatch(
         r"Depo: llama\+canon gets half right more than 1\.3 times as fast as llama, which does not in these steps\. "
@@ -90,7 +93,7 @@ def test_speeds_are_ratios_of_steps():
     def halves(task, arch, seed):
         return 1.0 if "canon" in arch else 0.55
 
-    _, _, shown = made_up(["llama", "llama+canon"], ["depo"], 5, halves)
+    _, _, shown = made_up(PAIR, ("depo",), 5, halves)
     [versus] = shown.tasks[0].comparisons
     assert versus.speeds[0.5].factor == pytest.approx(2)
     # an evaluation every 150 steps: ours in 150 … 300, theirs in 450 … 600
@@ -112,7 +115,7 @@ def test_speeds_are_ratios_of_steps():
     ],
 )
 def test_points_that_mean_nothing_are_not_printed(scores, standing, said):
-    _, _, shown = made_up(["llama", "llama+canon"], ["depo"], 5, lambda task, arch, seed: scores["canon" in arch])
+    _, _, shown = made_up(PAIR, ("depo",), 5, lambda task, arch, seed: scores["canon" in arch])
     assert shown.tasks[0].comparisons[0].standing == standing
     [sentence] = verdicts(shown)
     assert said in sentence
@@ -128,7 +131,7 @@ def test_the_first_against_itself_with_other_seeds_shows_the_noise():
     def by_seed(task, arch, seed):
         return 0.5 + 0.03 * (seed % 4)
 
-    experiment, outcomes, shown = made_up(["llama", "llama+canon"], ["depo"], 5, by_seed)
+    experiment, outcomes, shown = made_up(PAIR, ("depo",), 5, by_seed)
     again = [run.seed for run in outcomes.values() if run.seed >= 500]
     assert again == [500, 501, 502, 503, 504]
     assert [run.arch for run in outcomes.values() if run.seed >= 500] == ["llama"] * 5
@@ -144,7 +147,7 @@ def test_the_first_against_itself_with_other_seeds_shows_the_noise():
 
 
 def test_the_smallest_visible_difference_is_printed_after_tuning():
-    experiment, outcomes, _ = made_up(["llama", "llama+canon"], ["depo"], 5, apart)
+    experiment, outcomes, _ = made_up(PAIR, ("depo",), 5, apart)
     tuned = {name: run for name, run in outcomes.items() if run.seed in (100, 101, 102)}
     [line] = planned(profiled(experiment, tuned))
     match = re.fullmatch(
@@ -161,7 +164,7 @@ def test_runs_until_solved_are_compared_by_speed_alone():
     def solved(task, arch, seed):
         return 1.0 if "canon" in arch or seed % 2 else 0.5
 
-    _, outcomes, shown = made_up(["llama", "llama+canon"], ["depo"], 5, solved, until=0.75)
+    _, outcomes, shown = made_up(PAIR, ("depo",), 5, solved, until=0.75)
     assert {run.config["train"]["until"] for run in outcomes.values()} == {0.75}
     assert {run.steps for run in outcomes.values()} == {4 * 600}
     [sentence] = verdicts(shown)
@@ -172,14 +175,8 @@ def test_runs_until_solved_are_compared_by_speed_alone():
     assert "75.0% right, against llama" in visible_text(html(shown, ""))
 
 
-def test_rates_that_matter_are_seen():
-    """made_up: half of the answers are lost at any rate but 0.001."""
-    _, _, shown = made_up(["llama", "llama+canon"], ["depo"], 5, apart)
-    assert shown.tasks[0].arms[1].sensitivity == pytest.approx(0.5)
-
-
 def test_three_seeds_are_reported_as_undecided():
-    _, _, shown = made_up(["llama", "llama+canon"], ["depo", "copying"], 3, apart)
+    _, _, shown = made_up(PAIR, BOTH, 3, apart)
     assert re.fullmatch(
         r"Depo: .* At the end, llama\+canon is ahead of llama by 70\.0 points \[[\d.−]+, [\d.]+\]: undecided, 3 seeds "
         r"each\.",
@@ -192,14 +189,14 @@ def test_three_seeds_are_reported_as_undecided():
 
 
 def test_many_comparisons_need_more_seeds():
-    archs = ["llama", "llama+canon", "llama+canon=A", "llama+canon=C", "llama+canon=AC"]
-    two, eight = (made_up(each, ["depo", "copying"], 5, apart)[2] for each in (archs[:2], archs))
+    more = ("llama+canon=A", "llama+canon=C", "llama+canon=AC")
+    two, eight = (made_up(archs, BOTH, 5, apart)[2] for archs in (PAIR, PAIR + more))
     states = [[each.end.state for task in shown.tasks for each in task.comparisons] for shown in (two, eight)]
     assert states == [["higher", "open"], ["open"] * 8]
 
 
 def test_the_worse_block_is_called_worse():
-    _, _, shown = made_up(["llama+canon", "llama"], ["depo"], 5, apart)
+    _, _, shown = made_up(PAIR[::-1], ("depo",), 5, apart)
     assert "At the end, llama+canon beats llama by 70.0 points [" in verdicts(shown)[0]
     assert headlines(shown)[0] == (
         "llama against llama+canon: faster on none, slower on Depo; better at the end on none, worse on Depo, no "
@@ -208,7 +205,7 @@ def test_the_worse_block_is_called_worse():
 
 
 def test_one_seed_proves_nothing():
-    _, _, shown = made_up(["llama", "llama+canon"], ["depo"], 1, apart, quick=True)
+    _, _, shown = made_up(PAIR, ("depo",), 1, apart, quick=True)
     assert verdicts(shown) == ["Depo: llama 20.0%, llama+canon 90.0%."]
     assert headlines(shown)[0].startswith("Not a comparison")
     assert headlines(shown)[2].startswith("One seed proves nothing")
@@ -216,7 +213,7 @@ def test_one_seed_proves_nothing():
 
 
 def test_one_architecture_is_a_profile_without_comparisons():
-    _, _, shown = made_up(["llama"], ["depo"], 3, apart)
+    _, _, shown = made_up(("llama",), ("depo",), 3, apart)
     assert headlines(shown) == ["llama alone: nothing is compared."]
     low, high = (f"{100 * end:.1f}%" for end in gaffke_interval([0.2, 0.21, 0.22]))
     assert verdicts(shown) == [f"Depo: 21.0% [{low}, {high}], 3 seeds; guessing scores 14.3%."]  # one of seven names
@@ -226,7 +223,7 @@ def test_seeds_that_never_solved_a_task_are_censored():
     def by_seed(task, arch, seed):
         return {0: 1.0, 1: 0.6, 2: 0.3}.get(seed, 0.9) if "canon" in arch else 0.1
 
-    _, _, shown = made_up(["llama", "llama+canon"], ["depo"], 3, by_seed)
+    _, _, shown = made_up(PAIR, ("depo",), 3, by_seed)
     [task] = shown.tasks
     assert task.arms[1].solved_at(0.5, task.slices) == [300, 600, None]  # half of 600 steps, and at the end
     assert task.arms[1].solved_at(0.99, task.slices) == [600, None, None]
@@ -237,19 +234,20 @@ def test_seeds_that_never_solved_a_task_are_censored():
 
 
 def test_costs_are_counted_and_speeds_are_measured():
-    _, _, shown = made_up(["llama", "llama+canon"], ["depo"], 3, apart)
+    _, _, shown = made_up(PAIR, ("depo",), 3, apart)
     plain, canon = shown.tasks[0].arms
     # 64 windows of 64 tokens a step: one second a step, or two
     assert (plain.minutes, canon.minutes) == (pytest.approx(1 / 120), pytest.approx(1 / 60))
     # A, B, C and D in two layers of width 128: four taps for 128 + 384 + 128 + 2 x 341 channels
     assert canon.parameters - plain.parameters == 2 * 4 * (128 + 384 + 128 + 2 * 341)
+    assert canon.sensitivity == pytest.approx(0.5)  # made_up: half of the answers are lost at any rate but 0.001
     by_time = charts(html(shown, ""))["time"]
     ends = {trace["name"]: max(trace["x"]) for trace in by_time["series"] if trace["name"] != "chance"}
     assert ends == {"llama": pytest.approx(5), "llama+canon": pytest.approx(10)}
 
 
 def test_a_page_before_the_first_run_and_after_failures():
-    experiment, outcomes, _ = made_up(["llama", "llama+canon"], ["depo"], 3, apart)
+    experiment, outcomes, _ = made_up(PAIR, ("depo",), 3, apart)
     empty = profiled(experiment, {})
     assert verdicts(empty) == ["Depo: not trained yet."]
     assert "0 of 27 runs done" in visible_text(html(empty, ""))
@@ -263,7 +261,7 @@ def test_a_page_before_the_first_run_and_after_failures():
 
 
 def test_a_tie_has_no_winner():
-    _, _, shown = made_up(["llama", "llama+canon"], ["depo"], 3, lambda task, arch, seed: 0.5)
+    _, _, shown = made_up(PAIR, ("depo",), 3, lambda task, arch, seed: 0.5)
     match = re.fullmatch(
         r"Depo: .* llama\+canon and llama are level \[−([\d.]+), ([\d.]+)\]: undecided, 3 seeds each\.",
         verdicts(shown)[0],
@@ -278,7 +276,7 @@ def test_names_cannot_break_the_page(tmp_path):
     (folder / "mine.py").write_text(
         "from canonlm.models.mixers.attention import Attention\nclass Wave(Attention):\n    pass\n"
     )
-    page = html(made_up([f"{folder / 'mine.py'}:Wave"], ["copying"], 1, apart, quick=True)[2], "a <b> command")
+    page = html(made_up((f"{folder / 'mine.py'}:Wave",), ("copying",), 1, apart, quick=True)[2], "a <b> command")
     assert any("a&b" in head for head in visible_text(page).splitlines())
     assert "a&b" not in page
     assert "<b> command" not in page
@@ -289,15 +287,21 @@ def test_names_cannot_break_the_page(tmp_path):
 @MARKS[1]
 def test_renders_in_a_browser(browser, tmp_path, width, scheme):
     path = tmp_path / "profile.html"
-    path.write_text(html(made_up(["llama", "llama+canon"], ["depo", "copying"], 3, apart)[2], "canonlm profile"))
+    path.write_text(html(made_up(PAIR, BOTH, 3, apart)[2], "canonlm profile"))
     load(browser, path, width, scheme)
-    browser.execute_script("document.querySelectorAll('details').forEach(part => part.open = true)")
-    drawn = "return [...document.querySelectorAll('.chart')].every(box => box.querySelectorAll('path').length > 3)"
-    assert until(lambda: browser.execute_script(drawn))
-    assert browser.execute_script("return document.querySelectorAll('.chart').length") == 4
-    assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
-    assert errors(browser) == []
-    assert requested(browser) == []
+    open_all(browser)
+    assert count(browser, ".chart") == 4
+    check(browser, width)
+
+
+@cache
+def two_sizes(small, large, seeds=20):
+    """llama scores 0.2, and llama+canon `small` at the first size and `large` at the other."""
+
+    def of_size(task, arch, seed, width):
+        return ({64: small, 128: large}[width] if "canon" in arch else 0.2) + 0.01 * (seed % 3)
+
+    return made_up(PAIR, ("depo",), seeds, of_size, sizes=("2L64D", "2L128D"))[-1]
 
 
 @pytest.mark.parametrize(
@@ -305,22 +309,19 @@ def test_renders_in_a_browser(browser, tmp_path, width, scheme):
     [(0.5, 0.9, "grows [15.4, 58.1]"), (0.9, 0.5, "shrinks [−58.1, −15.4]"),
      (0.9, 0.9, "no change is shown [−22.9, 22.9]")],
 )  # fmt: skip
-def test_two_sizes_are_rows_and_their_difference_is_one_sentence(small, large, means):
-    score = {"llama": {64: 0.2, 128: 0.2}, "llama+canon": {64: small, 128: large}}
+def test_the_difference_of_two_sizes_is_one_sentence(small, large, means):
+    gaps = f"{100 * small - 20:.1f} points at 2L64D and {100 * large - 20:.1f} at 2L128D"
+    [line] = growth(two_sizes(small, large))
+    assert line.startswith(f"Depo: llama+canon against llama, {gaps}: {means}; if further runs differ as these do, [")
 
-    def of_size(task, arch, seed, width):
-        return score[arch][width] + 0.01 * (seed % 3)
 
-    shown = made_up(["llama", "llama+canon"], ["depo"], 20, of_size, sizes=["2L64D", "2L128D"])[-1]
+def test_two_sizes_are_rows():
+    shown = two_sizes(0.5, 0.9)
     assert [task.label for task in shown.tasks] == ["Depo (2L64D)", "Depo (2L128D)"]
     assert shown.tasks[0].arms[0].parameters < shown.tasks[1].arms[0].parameters / 2
-    gaps = f"{100 * small - 20:.1f} points at 2L64D and {100 * large - 20:.1f} at 2L128D"
-    [line] = growth(shown)
-    assert line.startswith(f"Depo: llama+canon against llama, {gaps}: {means}; if further runs differ as these do, [")
     text = visible_text(html(shown, "canonlm profile"))
-    assert line in text
+    assert growth(shown)[0] in text
     assert "2 architectures · 1 task · 2 sizes · 20 seeds each" in text
     assert len(verdicts(shown)) == len(noise(shown)) == 2
-    few = made_up(["llama", "llama+canon"], ["depo"], 4, of_size, sizes=["2L64D", "2L128D"])[-1]
-    assert "at 2L128D: undecided [" in growth(few)[0]
-    assert growth(made_up(["llama", "llama+canon"], ["depo"], 5, apart, sizes=["2L64D"])[-1]) == []
+    assert "at 2L128D: undecided [" in growth(two_sizes(0.5, 0.9, seeds=4))[0]
+    assert growth(made_up(PAIR, ("depo",), 5, apart, sizes=("2L64D",))[-1]) == []

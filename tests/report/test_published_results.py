@@ -9,12 +9,9 @@ from canonlm import tasks
 from canonlm.experiments.published import AVERAGES, BENCHMARKS, GROUPS, LOWER_IS_BETTER, table
 from canonlm.experiments.published.benchmarks import DIFFICULTIES
 from canonlm.experiments.published.names import setting_of
-from canonlm.experiments.published.training import as_in_the_paper
-from canonlm.launch.recipes import find, load_preset
+from canonlm.launch.recipes import find
 from canonlm.report import published as package
-from canonlm.runs.identity import settings
 from canonlm.runs.table import MODEL, QUESTION, RESULTS, SCHEMA, paired
-from canonlm.train.config import resolve
 from canonlm.train.load_config import load
 
 COLUMN_OF = {(b.task, b.slice, b.metric): name for name, b in BENCHMARKS.items()}
@@ -22,51 +19,9 @@ DELTA_COLUMNS = ("lm_eval_avg13", "LMB", "Hella", "ARC-c", "CSQA", "MMLU", "Wiki
                  "1hop-0k", "1hop-4k", "1hop-5k", "2hop-0k", "babilong_avg20")  # fmt: skip
 DELTAS = {
     "LlamaCanon-8B-Nemo-1T-lr0.003": (1.0, 1.8, 0.9, 1.8, 1.2, 1.5, -0.41, -0.33, 0.5, 0.0, 12.4, 24.1, -3.3, 2.4),
-    "LlamaCanon-8B-Nemo-1T-lr0.002": (0.6, 3.1, 0.8, 1.5, 3.1, 2.2, -0.41, -0.47, 0.0, 0.0, 5.8, 11.6, -3.9, 3.6),
-    "LlamaCanon-3B-Nemo-1T-lr0.003": (1.3, 1.1, 0.6, 1.8, 10.0, 2.0, -0.36, -0.38, 0.5, 0.1, 39.9, 70.2, -0.6, 5.0),
-    "LlamaCanon-3B-Nemo-1T-lr0.002": (1.6, 1.4, 0.7, 1.0, 7.4, 3.8, -0.33, -0.52, 2.8, 0.0, 37.2, 46.2, 2.0, 8.1),
-    "LlamaCanon-1B-Nemo-2T-lr0.005": (1.1, -0.1, 0.9, 2.2, 6.0, 1.3, -0.41, -0.23, 2.2, 0.0, 40.5, 13.8, -0.9, 10.0),
-    "LlamaCanon-1B-Nemo-2T-lr0.003": (1.0, -0.2, 1.2, 2.4, 7.6, 2.3, -0.48, -0.06, 0.7, 0.0, 28.6, 23.3, 1.8, 8.9),
-    "LlamaCanon-1B-Nemo-1T-lr0.003": (1.0, 2.0, 0.8, 1.2, 4.4, 1.5, -0.5, -0.55, 2.3, 0.0, 51.5, 39.3, 1.0, 8.5),
     "LlamaCanon-1B-Nemo-1T-lr0.002": (1.3, 1.2, 1.0, 0.7, 0.6, 3.0, -0.51, -0.36, 0.4, 0.0, 64.3, 34.0, 1.2, 7.5),
-    "Mamba2Canon-8B-Nemo-1T-lr0.003": (-0.3, -0.8, 0.2, 0.4, 0.5, 0.1, -0.03, 0.28, -0.8, 0.0, 0.0, 0.7, 4.9, 2.5),
-    "Mamba2Canon-8B-Nemo-1T-lr0.002": (-0.2, -0.7, 0.2, 1.0, 0.4, 0.0, -0.06, 0.11, -1.5, 0.0, -8.6, -4.9, 4.4, 3.8),
-    "GLA5Canon-8B-Nemo-1T-lr0.003": (0.1, 2.3, 0.3, 1.1, 1.6, 1.3, -0.24, -0.4, -0.4, 0.0, -6.2, -3.4, 0.2, -2.8),
-    "GLA5Canon-8B-Nemo-1T-lr0.002": (0.9, 0.8, 1.0, 1.2, 5.2, 1.7, -0.26, -0.48, 0.8, 0.0, 1.9, -0.9, 1.0, -2.6),
-    "GDN2Canon-8B-Nemo-1T-lr0.003": (0.1, 0.0, 0.5, -0.4, -0.3, -0.1, -0.18, 0.23, 0.6, 0.0, 3.6, 6.2, 0.5, 2.0),
-    "GDN2Canon-8B-Nemo-1T-lr0.002": (0.3, 0.7, 0.6, 0.3, 0.4, 1.2, -0.17, -0.08, 0.9, 0.0, 16.9, 14.2, 0.2, 3.2),
-    "Mamba2Canon-3B-Nemo-1T-lr0.005": (1.2, 0.1, 0.3, 2.8, 5.2, 3.0, -0.15, -0.19, 0.5, 0.2, 5.1, 6.0, -2.2, 0.4),
-    "Mamba2Canon-3B-Nemo-1T-lr0.003": (1.0, 1.1, 0.0, -1.7, 3.8, 2.2, -0.14, -0.2, 2.4, -0.1, 1.6, -2.3, 0.4, -1.7),
-    "Mamba2Canon-3B-Nemo-1T-lr0.002": (0.9, 0.7, 0.8, 1.2, 1.2, 2.8, -0.13, -0.11, -0.3, -2.4, 9.5, 5.4, -1.3, -1.1),
-    "GLA5Canon-3B-Nemo-1T-lr0.005": (1.0, 1.0, 0.4, -1.2, 4.4, 1.3, -0.39, -0.47, 1.0, 0.0, 11.9, 10.8, 0.5, -2.0),
-    "GLA5Canon-3B-Nemo-1T-lr0.003": (1.4, 1.7, 0.9, -0.7, 6.8, 3.8, -0.31, -0.38, 1.2, 0.1, -9.0, -3.6, 0.2, 0.2),
-    "GLA5Canon-3B-Nemo-1T-lr0.002": (2.7, 1.4, 1.1, 0.5, 12.0, 5.5, -0.4, -0.48, 2.0, -0.4, 1.2, 4.0, 3.5, 2.5),
-    "GDN2Canon-3B-Nemo-1T-lr0.005": (0.7, 1.2, 0.8, -0.2, 6.6, 2.6, -0.18, -0.24, 0.7, 0.0, 6.5, 3.7, -0.7, 1.6),
-    "GDN2Canon-3B-Nemo-1T-lr0.003": (0.7, 1.2, 1.0, 0.3, 5.4, 1.7, -0.2, -0.25, 1.4, 0.0, -2.8, -3.6, -0.7, 2.3),
-    "GDN2Canon-3B-Nemo-1T-lr0.002": (0.0, 0.5, 0.5, 0.4, 1.8, 1.0, -0.24, -0.3, 0.6, 0.2, -4.7, -6.2, -2.5, 1.4),
-    "Mamba2Canon-1B-Nemo-1T-lr0.005": (
-        -0.4,
-        1.0,
-        0.6,
-        2.3,
-        -5.0,
-        -1.0,
-        -0.09,
-        -0.35,
-        -0.2,
-        -0.2,
-        2.2,
-        -0.7,
-        -0.4,
-        -1.0,
-    ),
-    "Mamba2Canon-1B-Nemo-1T-lr0.003": (0.2, 0.6, 0.9, -2.2, 3.4, -2.5, -0.07, -0.35, 0.4, -0.2, -2.9, -1.8, 1.7, 1.8),
     "Mamba2Canon-1B-Nemo-1T-lr0.002": (0.4, -1.1, 0.8, 1.8, -10.2, -5.3, -0.09, 0.13, -0.2, 0.0, -0.7, -3.3, 0.2, 0.1),
-    "GLA5Canon-1B-Nemo-1T-lr0.005": (3.0, 2.5, 2.2, -0.6, 14.1, 6.7, -0.66, -1.07, 1.2, 0.9, 9.9, 5.5, -1.3, 3.5),
-    "GLA5Canon-1B-Nemo-1T-lr0.003": (1.5, 1.5, 2.0, 2.5, 7.9, 5.0, -0.64, -0.69, 2.0, 1.7, 11.8, 6.5, 2.0, -0.2),
     "GLA5Canon-1B-Nemo-1T-lr0.002": (1.8, 1.8, 1.4, 1.1, 8.5, -0.1, -0.57, -0.91, 1.7, 7.5, 12.9, 6.3, 0.2, 0.8),
-    "GDN2Canon-1B-Nemo-1T-lr0.005": (1.7, 1.2, 1.2, 1.6, 4.1, 2.8, -0.3, -0.2, 0.7, 2.1, 9.2, 7.4, -1.5, 0.5),
-    "GDN2Canon-1B-Nemo-1T-lr0.003": (2.2, 2.3, 0.9, 2.3, 7.2, 6.0, -0.27, -0.79, 0.4, -0.1, 16.0, 11.5, -0.7, 0.9),
     "GDN2Canon-1B-Nemo-1T-lr0.002": (1.2, 2.3, 0.8, 0.8, 5.9, 5.4, -0.28, -0.61, 0.5, -8.9, -4.1, -1.7, 1.6, 0.9),
 }
 
@@ -108,6 +63,7 @@ def test_every_number_equals_the_printed_one(name, rows, total, check):
 def test_all_64_models_with_their_settings(finals):
     assert finals["model"].n_unique() == 64
     runs = finals.select(MODEL).unique()
+    assert runs["seed"].unique().to_list() == [777]
     counts = dict(runs.group_by("arch").len().iter_rows())
     assert counts == {"Llama": 16, "GLA5": 16, "GDN2": 16, "Mamba2": 16}
     assert runs.filter(pl.col("canon") == "ABCD")["arch"].unique().to_list() == ["Llama"]
@@ -169,19 +125,18 @@ def test_best_is_the_best_of_the_runs_column_by_column(finals):
 
 
 def test_paired_differences_are_the_published_ones(finals):
-    pairs = paired(finals)
-    assert len(pairs) == 32 * 87
+    rows = paired(finals)
+    assert len(rows) == 32 * 87
     result = {}
-    for row in pairs.iter_rows(named=True):
+    for row in rows.iter_rows(named=True):
         assert row["base"] + row["delta"] == pytest.approx(row["value"])
         column = COLUMN_OF[row["task"], row["slice"], row["metric"]]
         result[row["canon_model"], column] = (row["base_model"], row["delta"])
-    assert set(DELTAS) == {model for model, _ in result}
     for model, deltas in DELTAS.items():
-        for column, delta in zip(DELTA_COLUMNS, deltas, strict=True):
-            base, computed = result[model, column]
-            assert computed == delta, (model, column)
-            assert base == model.replace("Canon", "" if model.startswith("Llama") else "conv")
+        assert [result[model, column][1] for column in DELTA_COLUMNS] == list(deltas), model
+    printed = [(model, base, column, delta) for (model, column), (base, delta) in result.items()
+               if column in DELTA_COLUMNS]  # fmt: skip
+    assert digest(printed) == "975f57848ae7b966"  # of all 32 pairs, as the release prints them
 
 
 def test_other_differences_in_a_pair():
@@ -193,19 +148,9 @@ def test_other_differences_in_a_pair():
     assert (other["canon_model"], other["setting"]) == ("GLA5Canon-3B-Nemo-1T-lr0.005", "zeyuan_layernorm")
 
 
-SUMS = {"arc_challenge": 121650.27, "arc_easy": 198442.78, "boolq": 178039.13, "commonsense_qa": 114996.02,
-        "copa": 211590.0, "hellaswag": 179304.43, "lambada_openai": 149169.99, "mmlu": 116753.53,
-        "openbookqa": 108276.6, "piqa": 198162.71, "race": 94407.32, "social_iqa": 113901.78, "triviaqa": 97431.93,
-        "winogrande": 165842.77, "train": 4373.7723}  # fmt: skip
-
-
 def test_curves():
     curves = package.curves()
-    counts = {task: (models, points) for task, models, points in curves.group_by("task").agg(
-        pl.col("model").n_unique(), pl.len()).iter_rows()}  # fmt: skip
-    assert counts == {task: (48, 48 * 40) if task == "train" else (64, 64 * 40) for task in SUMS}
-    for task, total in SUMS.items():
-        assert curves.filter(pl.col("task") == task)["value"].sum() == pytest.approx(total, abs=1e-6)
+    assert len(curves) == (14 * 64 + 48) * 40
     names = {"train": "train_loss_ma50"}
     rows = curves.select("model", "task", "tokens", "value").iter_rows()
     lines = [repr((model, names.get(task, task), tokens, value)) for model, task, tokens, value in rows]
@@ -228,16 +173,8 @@ def test_a_curve_ends_near_the_final_score_and_at_the_last_token(finals):
     assert len(gaps.filter(pl.col("gap") <= 0.0501)) == 202
 
 
-GRID_SUMS = {"Brevo1": (393, 22422.3), "Brevo2": (240, 15062.7), "Depo1(K=4)": (240, 10746.0),
-             "Depo1(K=8)": (594, 34300.0), "Depo2(K=16)": (456, 28278.0), "Depo2(K=4)": (240, 15286.0),
-             "Lano": (309, 21998.8), "LanoKL": (108, 3.15201), "Mano": (333, 23694.6)}  # fmt: skip
-
-
 def test_grids():
     raw, tidy = table("grids"), package.grids()
-    for task, (count, total) in GRID_SUMS.items():
-        values = raw.filter(pl.col("task") == task)["value"]
-        assert (len(values), values.sum()) == (count, pytest.approx(total, abs=1e-9))
     rows = [
         tuple("" if x is None else str(x) if i == 6 else x for i, x in enumerate(row[:9])) for row in raw.iter_rows()
     ]
@@ -258,15 +195,6 @@ def test_settings_of_the_grids_are_difficulties_of_the_tasks():
             assert setting_of({"name": task, **tasks.get(task, difficulty=name).spec.model_dump()}) == name
     cells = package.grids().select("task", "setting").unique().iter_rows()
     assert all(setting in DIFFICULTIES[task] for task, setting in cells)
-
-
-@pytest.mark.parametrize("difficulty", ["depo1-225", "depo2-75-k4", "brevo1-70", "brevo2-30", "mano-10", "cfg3f"])
-def test_a_run_at_the_papers_settings_is_recognised(difficulty):
-    [task] = [task for task, difficulties in DIFFICULTIES.items() if difficulty in difficulties]
-    run = resolve({**load_preset(task, "paper", difficulty).run, "arch": "llama"})
-    assert as_in_the_paper(settings(run.model_dump(mode="json")))
-    half = run.model_copy(update={"train": run.train.model_copy(update={"steps": run.train.steps // 2})})
-    assert not as_in_the_paper(settings(half.model_dump(mode="json")))
 
 
 def test_groups_have_every_column_once():

@@ -5,7 +5,7 @@ import io
 
 import polars as pl
 import pytest
-from browsing import MARKS, errors, load, requested, until
+from browsing import MARKS, ask, check, count, errors, load, open_all, until, wait_for_charts
 
 from canonlm.launch.recipes import load_preset
 from canonlm.report import figures, published, results_figures, results_page, results_payload, tidy
@@ -15,10 +15,8 @@ from canonlm.train.config import resolve
 
 pytestmark = MARKS
 
-DRAWN = """return [...document.querySelectorAll('.chart')].every(
-  box => !box.checkVisibility() || box.querySelectorAll('.scatterlayer path').length > 3)"""
-PANELS = "return document.getElementById('curves-chart').layout.annotations.length"
-CELLS = """return [...document.querySelectorAll(`#${arguments[0]}-table tbody tr`)].map(
+PANELS = "document.getElementById('curves-chart').layout.annotations.length"
+CELLS = """[...document.querySelectorAll(`#${arguments[0]}-table tbody tr`)].map(
   row => [...row.cells].map(cell => cell.innerText.trim()))"""
 
 
@@ -31,8 +29,7 @@ def page(tmp_path_factory):
 
 def show(browser, page, *args):
     load(browser, page, *args)
-    browser.execute_script("document.querySelectorAll('details').forEach(part => part.open = true)")
-    assert until(lambda: browser.execute_script(DRAWN))
+    open_all(browser, ".scatterlayer path")
 
 
 def choose(browser, key, value):
@@ -49,21 +46,17 @@ def tick(browser, name, value):
 
 def saved(browser, section):
     """The data that the section's button saves; the download itself goes to the browser's folder."""
-    text = browser.execute_script("return csvOf(document.getElementById(arguments[0]).rows())", f"{section}-csv")
+    text = ask(browser, "csvOf(document.getElementById(arguments[0]).rows())", f"{section}-csv")
     return list(csv.DictReader(io.StringIO(text)))
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1440, 390])
+@pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (390, "dark")])
 def test_renders_without_errors_or_requests_at_any_width(browser, page, width, scheme):
     show(browser, page, width, scheme)
-    assert browser.execute_script("return document.querySelectorAll('.chart').length") == 3
-    assert browser.execute_script(PANELS) == 13  # four architectures in three sizes, and Llama with more tokens
-    assert browser.execute_script("return document.documentElement.scrollWidth <= arguments[0]", width)
-    first = "return performance.getEntriesByName('first-contentful-paint')[0].startTime"
-    assert browser.execute_script(first) < 2000
-    assert errors(browser) == []
-    assert requested(browser) == []
+    assert count(browser, ".chart") == 3
+    assert ask(browser, PANELS) == 13  # four architectures in three sizes, and Llama with more tokens
+    assert ask(browser, "performance.getEntriesByName('first-contentful-paint')[0].startTime") < 2000
+    check(browser, width)
 
 
 def test_every_section_saves_what_it_shows(browser, page, tmp_path):
@@ -103,14 +96,14 @@ def test_a_heading_sorts_with_the_keyboard_too(browser, page):
     place = labels.index("MMLU")
 
     def column():
-        return [float(cells[place]) for cells in browser.execute_script(CELLS, "models")]
+        return [float(cells[place]) for cells in ask(browser, CELLS, "models")]
 
     assert column() == sorted(column(), reverse=True)
     assert len(column()) == 64
     browser.switch_to.active_element.send_keys(Keys.ENTER)  # the focus stays on the heading
     assert column() == sorted(column())
-    state = "return document.querySelector('#models-table th[aria-sort]').getAttribute('aria-sort')"
-    assert browser.execute_script(state) == "ascending"
+    order = ask(browser, "document.querySelector('#models-table th[aria-sort]').getAttribute('aria-sort')")
+    assert order == "ascending"
     assert errors(browser) == []
 
 
@@ -119,17 +112,17 @@ def test_filters_and_ticks_act_on_every_section(browser, page):
     tick(browser, "arch", "GLA5")
     tick(browser, "size", "8B")
     left = published.settings().filter((pl.col("arch") != "GLA5") & (pl.col("size") != "8B"))
-    assert len(browser.execute_script(CELLS, "models")) == len(left)
+    assert len(ask(browser, CELLS, "models")) == len(left)
     assert {row["model"] for row in saved(browser, "curves")} == set(left["model"])
     assert len({row["canon_model"] for row in saved(browser, "overview")}) == len(left) // 2
-    assert browser.execute_script(PANELS) == 3 * 3 + 1 - 3
+    assert ask(browser, PANELS) == 3 * 3 + 1 - 3
     browser.execute_script("document.querySelector('#models-table tbody input').click()")
     assert len({row["model"] for row in saved(browser, "curves")}) == len(left) - 1
     browser.execute_script("document.getElementById('ticked').click()")
-    assert len(browser.execute_script(CELLS, "models")) == len(left)
+    assert len(ask(browser, CELLS, "models")) == len(left)
     box = browser.find_element("id", "named")
     box.send_keys("mamba2canon-3b")
-    assert until(lambda: len(browser.execute_script(CELLS, "models")) == 3)
+    assert until(lambda: len(ask(browser, CELLS, "models")) == 3)
     assert errors(browser) == []
 
 
@@ -137,9 +130,9 @@ def test_seeds_become_one_row_with_its_interval(browser, page):
     show(browser, page)
     tick(browser, "source", "paper")
     choose(browser, "models-group", "standard")
-    rows = len(browser.execute_script(CELLS, "models"))
+    rows = len(ask(browser, CELLS, "models"))
     browser.execute_script("document.getElementById('over-seeds').click()")
-    cells = browser.execute_script(CELLS, "models")
+    cells = ask(browser, CELLS, "models")
     assert len(cells) == rows - 8 + 1
     [mean] = [row for row in cells if "mean over seeds" in row[0]]
     assert any("8 runs" in cell for cell in mean)
@@ -149,37 +142,30 @@ def test_best_rates_smoothing_and_a_hover(browser, page):
     show(browser, page)
     choose(browser, "overview-whose", "best")
     assert {row["source"] for row in saved(browser, "overview")} == {"best"}
-    lines = "return JSON.stringify(document.querySelector('#curves-chart').data[0].y)"
-    before, saved_before = browser.execute_script(lines), saved(browser, "curves")
+    lines = "JSON.stringify(document.querySelector('#curves-chart').data[0].y)"
+    before, saved_before = ask(browser, lines), saved(browser, "curves")
     choose(browser, "curves-smooth", "9")
-    assert browser.execute_script(lines) != before
+    assert ask(browser, lines) != before
     assert saved(browser, "curves") == saved_before  # smoothing is only visual
     browser.execute_script(
         "Plotly.Fx.hover(document.querySelector('#curves-chart'), [{curveNumber: 0, pointNumber: 20}])"
     )
-    assert until(
-        lambda: browser.execute_script("return document.querySelectorAll('#curves-chart .hovertext').length") > 0
-    )
-    assert "Llama-1B-Nemo-1T-lr0.002" in browser.execute_script(
-        "return document.querySelector('#curves-chart .hovertext').textContent"
-    )
+    assert until(lambda: count(browser, "#curves-chart .hovertext") > 0)
+    assert "Llama-1B-Nemo-1T-lr0.002" in ask(browser, "document.querySelector('#curves-chart .hovertext').textContent")
     assert errors(browser) == []
 
 
 def test_two_runs_setting_by_setting(browser, page):
     show(browser, page)
-    settings_rows = {row[0]: row[1:] for row in browser.execute_script(CELLS, "settings")}
+    settings_rows = {row[0]: row[1:] for row in ask(browser, CELLS, "settings")}
     assert settings_rows["rope_dim"] == ["64", "16"]
     assert "layers" not in settings_rows
     browser.execute_script("document.getElementById('settings-all').click()")
-    assert "layers" in {row[0] for row in browser.execute_script(CELLS, "settings")}
+    assert "layers" in {row[0] for row in ask(browser, CELLS, "settings")}
     browser.execute_script(
         "const b = document.getElementById('settings-b'); b.value = 'no such'; b.dispatchEvent(new Event('input'));"
     )
-    assert (
-        browser.execute_script("return document.getElementById('settings-note').innerText")
-        == "Choose two names from the list."
-    )
+    assert ask(browser, "document.getElementById('settings-note').innerText") == "Choose two names from the list."
 
 
 def test_your_runs_are_shown_beside_the_paper_cell_by_cell(browser, tmp_path):
@@ -195,10 +181,8 @@ def test_your_runs_are_shown_beside_the_paper_cell_by_cell(browser, tmp_path):
     path = results_page.write_results(results_payload.Shown(numbers, curve, settings), tmp_path / "mine.html")
     load(browser, path)
     browser.execute_script("document.querySelectorAll('details').forEach(part => part.open = true)")
-    assert until(
-        lambda: browser.execute_script("return document.querySelectorAll('#curves .scatterlayer path').length") > 0
-    )
-    cells = browser.execute_script(CELLS, "grids")[0]
+    assert until(lambda: count(browser, "#curves .scatterlayer path") > 0)
+    cells = ask(browser, CELLS, "grids")[0]
     assert cells[0].startswith(nasty)
     theirs = published.grids().filter(
         (pl.col("arch") == "Llama") & (pl.col("canon") == "ABCD") & (pl.col("size") == "12L768D")
@@ -207,31 +191,31 @@ def test_your_runs_are_shown_beside_the_paper_cell_by_cell(browser, tmp_path):
     assert any(
         cell.split() == ["90.0", f"{90 - theirs:+.1f}".replace("-", "−"), "from", "the", "paper's"] for cell in cells
     )
-    short = browser.execute_script(CELLS, "grids")[1]
+    short = ask(browser, CELLS, "grids")[1]
     assert short[0].startswith("short")
     assert any(cell.split() == ["90.0", "other", "training"] for cell in short)
-    titles = browser.execute_script("return [...document.querySelectorAll('#grids td[title]')].map(c => c.title)")
+    titles = ask(browser, "[...document.querySelectorAll('#grids td[title]')].map(c => c.title)")
     large = "model.num_hidden_layers=12 model.hidden_size=768 model.num_attention_heads=12"
     assert f"canonlm play depo --preset paper --difficulty depo2-75-k4 --arch gla-conv {large}" in titles
-    text = browser.execute_script("return document.getElementById('grids-table').innerText")
+    text = ask(browser, "document.getElementById('grids-table').innerText")
     assert "not compared: how much rotary embedding" in text
-    assert browser.execute_script("return document.querySelectorAll('img').length") == 0
+    assert count(browser, "img") == 0
     assert errors(browser) == []
 
 
 def test_your_pairs_come_first_in_separate_groups(browser, demo, tmp_path):
     path = results_page.write_results(results_payload.beside_the_published(gather(demo)), tmp_path / "mine.html")
     load(browser, path)
-    assert until(lambda: browser.execute_script(DRAWN))
+    wait_for_charts(browser, ".scatterlayer path")
     rows = saved(browser, "overview")
     assert {row["source"] for row in rows} == {"yours"}
     assert len(rows) > 0
     assert {row["source"] for row in saved(browser, "models")} >= {"yours"}
     choose(browser, "overview-whose", "published")
     assert {row["source"] for row in saved(browser, "overview")} == {"published"}
-    assert len(browser.execute_script(CELLS, "overview-seeds")) == 0
+    assert len(ask(browser, CELLS, "overview-seeds")) == 0
     choose(browser, "overview-whose", "yours")
-    seeds = browser.execute_script(CELLS, "overview-seeds")
+    seeds = ask(browser, CELLS, "overview-seeds")
     assert {row[-1] for row in seeds} == {"3"}
     assert errors(browser) == []
 

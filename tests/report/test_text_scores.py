@@ -1,13 +1,10 @@
 """A row per architecture of runs on text: the best rate, means over seeds, birth-year questions."""
 
-import json
-
 import pytest
-from folders import text_evaluation, write_text_run
-from rich.console import Console
+from folders import text_evaluation, write_results, write_text_run
+from reading import page_of, printed
 
-from canonlm.report import load_play, write_report
-from canonlm.report.table import tables
+from canonlm.report import load_play
 from canonlm.report.text_section import answer, scores_blocks
 
 LOSSES = {  # (arch, lr): by seed
@@ -25,11 +22,8 @@ def played(tmp_path):
             rows = [text_evaluation(step, {"web": (more + loss, 1.5 * loss, 1000)}) for step, more in ((5, 1), (10, 0))]
             write_text_run(run, arch=arch, lr=lr, seed=seed, evals=rows)
             if arch == "llama" and lr == 0.003:
-                score = {"measure": "exact", "value": RIGHT[seed], "stderr": 0.1, "n": 200, "slice": {}}
-                entry = {"suite": "multihop", "name": "1hop-0k", "settings": {}, "scores": [score]}
-                (run / "evals" / "step-00000010").mkdir(parents=True)
-                results = {"model": {"source": str(run)}, "results": [entry]}
-                (run / "evals" / "step-00000010" / "results.json").write_text(json.dumps(results))
+                entry = ("multihop", "1hop-0k", {}, [("exact", RIGHT[seed], 0.1, 200, {}, True)])
+                write_results(run / "evals" / "step-00000010", {"source": str(run)}, [entry])
     unfinished = [text_evaluation(5, {"web": (0.1, 0.1, 1000)})]
     write_text_run(
         tmp_path / "runs" / "u", arch="llama+canon", lr=0.003, seed=2, evals=unfinished, steps=10, finished=False
@@ -64,10 +58,7 @@ def test_equal_digits_have_no_winner(tmp_path):
 
 
 def test_the_page_and_the_terminal_have_the_table(played):
-    console = Console(width=150, record=True)
-    for part in tables(load_play(played)):
-        console.print(part)
-    text, page = console.export_text(), write_report(played).read_text(encoding="utf-8")
+    text, page = printed(played, width=150), page_of(played)
     lowest = "llama+canon has the lowest loss on held-out text: llama+canon 1.700 (3 runs) and llama 2.100 (3 runs);"
     assert lowest in page
     for shown in (text, page):

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from folders import evaluation, write_run
+from folders import evaluation, write_run, write_runs
 from reading import visible_text
 
 from canonlm.experiments.published.runs import runs_frame
@@ -47,32 +47,33 @@ def test_scales_in_words_with_a_fallback():
     assert scale_words(TaskInfo("mine"), "width=3").by == "width"
 
 
-def test_slices_in_words_with_a_fallback():
-    assert slice_label(TaskInfo("depo"), "k=1") == "1 hop"
-    assert slice_label(TaskInfo("depo"), "k=8") == "8 hops"
-    assert slice_label(TaskInfo("mano"), "l=10") == "10 operations"
-    assert slice_label(TaskInfo("copying"), "first=all") == "whole list"
-    assert slice_label(TaskInfo("mqar"), "pairs=1") == "1 pair"
-    assert slice_label(TaskInfo("brevo"), "n=70") == "70 items"
-    assert slice_label(TaskInfo("brevo"), "depth=3") == "depth 3"
-    assert slice_label(TaskInfo("brevo"), "nodes=9-16") == "9–16 to list"
-    assert slice_label(TaskInfo("lano"), "from=start") == "from the start"
-    assert slice_label(TaskInfo("lano"), "from=cut") == "after 50 given tokens"
-    assert slice_label(TaskInfo("capo"), "attribute=birth city") == "birth city"
-    assert slice_label(TaskInfo("capo"), "question=birth city") == "birth city, asked"
-    assert slice_label(TaskInfo("lano"), "cfg=3f") == "cfg = 3f"
-    assert slice_label(TaskInfo("depo"), "k=1, n=5") == "k = 1, n = 5"
-    assert slice_label(TaskInfo("depo"), "all") == "all questions"
+LABELS = {
+    "depo": {"k=1": "1 hop", "k=8": "8 hops", "k=1, n=5": "k = 1, n = 5", "all": "all questions"},
+    "mano": {"l=10": "10 operations"},
+    "copying": {"first=all": "whole list"},
+    "mqar": {"pairs=1": "1 pair"},
+    "brevo": {"n=70": "70 items", "depth=3": "depth 3", "nodes=9-16": "9–16 to list"},
+    "lano": {"from=start": "from the start", "from=cut": "after 50 given tokens", "cfg=3f": "cfg = 3f"},
+    "capo": {"attribute=birth city": "birth city", "question=birth city": "birth city, asked"},
+}
 
 
-def architectures(tmp_path, scores, total=100):
-    """`scores`: {arch: [(correct at k=1, correct at k=2) per seed]}."""
-    folders = []
-    for arch, seeds in scores.items():
-        for seed, (one, two) in enumerate(seeds):
-            rows = [evaluation(10, {("k", 1): (one, total), ("k", 2): (two, total)})]
-            folders.append(write_run(tmp_path / f"{arch}{seed}", arch=arch, seed=seed, evals=rows))
-    return summarise(read_runs(folders)[0])
+@pytest.mark.parametrize("task", LABELS)
+def test_slices_in_words_with_a_fallback(task):
+    assert {key: slice_label(TaskInfo(task), key) for key in LABELS[task]} == LABELS[task]
+
+
+def of_rows(folder, rows, task="depo"):
+    """`rows`: {arch: [the final evaluation of each seed]}."""
+    return summarise(read_runs(write_runs(folder, rows, task={"name": task}))[0])
+
+
+def architectures(tmp_path, scores):
+    """`scores`: {arch: [(correct of 100 at k=1, at k=2) per seed]}."""
+    return of_rows(tmp_path, {
+        arch: [evaluation(10, {("k", 1): (one, 100), ("k", 2): (two, 100)}) for one, two in seeds]
+        for arch, seeds in scores.items()
+    })  # fmt: skip
 
 
 LOW = [(20, 10), (22, 12), (24, 14), (21, 11), (23, 13)]
@@ -138,17 +139,6 @@ def test_one_architecture_has_no_verdict(tmp_path):
     assert verdict(architectures(tmp_path, {"a": [(1, 2)]})) == ""
 
 
-def capo(tmp_path, scores):
-    """`scores`: {arch: [bits per parameter per seed]}; everybody knows one fact of two."""
-    folders = []
-    for arch, seeds in scores.items():
-        for seed, bits in enumerate(seeds):
-            row = evaluation(10, {("attribute", "field"): (5, 10)}, measures={"bits_per_parameter": bits})
-            folders.append(write_run(tmp_path / f"{arch}{seed}", arch=arch, seed=seed, evals=[row],
-                                     task={"name": "capo"}))  # fmt: skip
-    return summarise(read_runs(folders)[0])
-
-
 @pytest.mark.parametrize(
     ("scores", "text"),
     [
@@ -165,17 +155,19 @@ def capo(tmp_path, scores):
     ],
 )  # fmt: skip
 def test_the_verdict_on_capo_is_about_bits(tmp_path, scores, text):
-    assert verdict(capo(tmp_path, scores)) == f"At the best learning rates, {text}"
+    """`scores`: {arch: [bits per parameter per seed]}; everybody knows one fact of two."""
+    rows = {
+        arch: [evaluation(10, {("attribute", "field"): (5, 10)}, measures={"bits_per_parameter": bits}) for bits in of]
+        for arch, of in scores.items()
+    }
+    assert verdict(of_rows(tmp_path, rows, "capo")) == f"At the best learning rates, {text}"
 
 
 def test_secondary_slices_do_not_enter_the_verdict(tmp_path):
-    folders = []
-    for arch, right in (("a", 10), ("b", 90)):
-        for seed in range(2):
-            slices = {("n", 70): (50 + seed, 100), ("depth", 1): (right, 100)}
-            folders.append(write_run(tmp_path / f"{arch}{seed}", arch=arch, seed=seed, evals=[evaluation(10, slices)],
-                                     task={"name": "brevo"}))  # fmt: skip
-    archs = summarise(read_runs(folders)[0])
+    archs = of_rows(tmp_path, {
+        arch: [evaluation(10, {("n", 70): (50 + seed, 100), ("depth", 1): (right, 100)}) for seed in range(2)]
+        for arch, right in (("a", 10), ("b", 90))
+    }, "brevo")  # fmt: skip
     assert verdict(archs) == (
         "At the best learning rates, a reaches 50.5% and b 50.5% (2 runs each): undecided, a verdict needs 3 more "
         "seeds of each."

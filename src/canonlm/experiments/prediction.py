@@ -56,10 +56,11 @@ class Prediction:
 def predictions() -> list[Prediction]:
     """Micro scale against the paper's cells, task by task; then the paper's cells against its models of text."""
     results = []
+    outcomes, known = ledger.read(ledger.OWN_RESULTS), _text(next(iter(TEXT)))
+    ours = {model: arch for model, arch in _models().items() if model in known}
     for task in TASKS:
-        if len(micro := _micro(task)) >= MIN_ARCHS:
+        if len(micro := _micro(task, outcomes)) >= MIN_ARCHS:
             results.append(_prediction(f"micro {task}", task, micro, _of_cells(task, micro)))
-        ours = {model: arch for model, arch in _models().items() if model in _text(next(iter(TEXT)))}
         cells = _of_cells(task, ours.values())
         of_models = {model: cells[arch] for model, arch in ours.items() if arch in cells}
         for group in TEXT:
@@ -120,9 +121,8 @@ def _is_of(difficulty: str, task: str) -> bool:
     return difficulty.startswith("cfg") if task == "lano" else difficulty.startswith(task)
 
 
-def _micro(task: str) -> Scores:
-    """The mean accuracy of the kept fresh runs of the setting, by architecture, at its tuned rate."""
-    outcomes = ledger.read(ledger.OWN_RESULTS)
+def _micro(task: str, outcomes: grid.Outcomes) -> Scores:
+    """The mean accuracy of the fresh runs of the setting, by architecture, at its tuned rate."""
     runs: dict[str, dict[str, Run]] = {}
     for name in schema.names():
         experiment = schema.load(name)
