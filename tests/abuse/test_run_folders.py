@@ -18,7 +18,6 @@ from folders import evaluation, text_evaluation, write_run, write_text_run
 from canonlm.cli import main
 from canonlm.cli.live import watched_line
 from canonlm.experiments.published.runs import load_runs, runs_curves, runs_frame
-from canonlm.launch.grid import _sections
 from canonlm.report import load_play, tables
 from canonlm.report.page import render
 from canonlm.runs import folder as run_folder
@@ -152,13 +151,6 @@ def test_the_damaged_line_of_a_configuration_is_named(play):
         run_folder.read_config(path.parent)
 
 
-@pytest.mark.parametrize("content", ["[" * 100_000, '{"sections": [{"id": "", "command": "", "runs": [{}]}]}'])
-def test_a_damaged_play_folder_is_not_overwritten(play, content):
-    (play / "play.json").write_text(content)
-    with pytest.raises(ValueError, match=r"^--out: expected a folder whose play\.json can be read"):
-        _sections(play / "play.json")
-
-
 def test_commands_print_names_in_one_line(play, capsys, monkeypatch):
     monkeypatch.chdir(play)
     name = "".join([*NAMES, "[red]x[/bold]"])
@@ -182,23 +174,3 @@ def test_commands_print_names_in_one_line(play, capsys, monkeypatch):
     page = (play / "page.html").read_text()
     assert "<script>alert" not in page
     assert "<img" not in page
-
-
-@pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "metrics.discarded.jsonl"])
-def test_a_resumed_run_does_not_write_through_links(name, tmp_path, monkeypatch, capsys):
-    """An untrusted folder may have links to your files, which a lock would empty, and rows would be added to."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "run.yaml").write_text(
-        "arch: llama\ntask: {name: copying, N: 8, min_items: 2}\ndata: {seq_len: 18, loss_on: answer}\n"
-        "model: {num_hidden_layers: 1, hidden_size: 16, num_attention_heads: 2}\n"
-        "train: {steps: 1, batch_size: 2, eval_every: 1, eval_size: 2, checkpoint_every: 1, optim: {lr: 0.01}}\n"
-    )
-    mine = tmp_path / "mine.txt"
-    mine.write_text("mine\n")
-    (tmp_path / "run").mkdir()
-    if name == "metrics.discarded.jsonl":
-        (tmp_path / "run" / "metrics.jsonl").write_text('{"kind": "train", "step": 9}\n')
-    (tmp_path / "run" / name).symlink_to(mine)
-    assert main(["train", "run.yaml", "--out", "run"]) == 2
-    assert name in capsys.readouterr().err
-    assert mine.read_text() == "mine\n"

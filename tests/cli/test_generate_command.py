@@ -225,16 +225,10 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("arguments", "start"), MISTAKES, ids=[" ".join(result[0])[:40] for result in MISTAKES])
-def test_mistakes_are_reported_in_one_line(workdir, monkeypatch, capsys, arguments, start):
+def test_mistakes_are_reported_in_one_line(workdir, monkeypatch, assert_refused, arguments, start):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     (workdir / "file").write_text("one\n")
     (workdir / "two").write_text("b\n\naaaaaaaaaaaaaa\n")
     (workdir / "empty").write_text("\n\n")
     (workdir / "bad.jsonl").write_text('{"prompt": "a"}\n{"text": "b"}\n')
-    before = sorted(path.name for path in workdir.iterdir())
-    assert main(["generate", *arguments]) == 2
-    output = capsys.readouterr()
-    assert output.err.startswith("canonlm: " + start)
-    assert output.err.count("\n") == 1
-    assert output.out == ""
-    assert sorted(path.name for path in workdir.iterdir()) == before
+    assert_refused(["generate", *arguments], start)

@@ -83,13 +83,15 @@ def test_table_only_writes_no_page(tmp_path, capsys):
             ["nowhere", "--watch"],
             'folder: expected a folder with runs or results of `canonlm eval` in it, got "nowhere"',
         ),
+        (["runs", "--out", "file/x.html"], '--out: expected a file in a folder that exists, got "file/x.html"'),
         (["nowhere", "--table", "--out", "x"], "--out cannot be used with --table, which writes no page"),
     ],
 )
-def test_refused(arguments, message, capsys, tmp_path, monkeypatch):
+def test_refused(arguments, message, assert_refused, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["report", *arguments]) == 2
-    assert capsys.readouterr().err == f"canonlm: {message}\n"
+    write(tmp_path / "runs" / "a")
+    (tmp_path / "file").write_text("mine")
+    assert_refused(["report", *arguments], f"{message}\n")
 
 
 def test_a_log_of_unfinished_runs(tmp_path, capsys, monkeypatch):
