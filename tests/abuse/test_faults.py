@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from canonlm.cli import main
+
 ABUSE = Path(__file__).parent
 
 
@@ -43,20 +45,25 @@ def test_every_fault_and_every_command(faults):
     assert len(faults) > 25
 
 
-@pytest.mark.slow
-def test_a_play_that_is_killed_leaves_no_process(tmp_path):
-    """Its training would hold the run's lock, so that the same command could not resume."""
+def _play(folder):
+    os.chdir(folder)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     settings = ["train.steps=100000", "train.batch_size=2", "model.hidden_size=16", "model.num_attention_heads=2"]
-    command = [sys.executable, "-m", "canonlm", "play", "copying", *settings, "--arch", "llama", "--out", "play"]
-    play = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    main(["play", "copying", *settings, "--arch", "llama", "--out", "play"])
+
+
+@pytest.mark.slow
+def test_a_play_that_is_killed_leaves_no_process(tmp_path, start):
+    """Its training would hold the run's lock, so that the same command could not resume."""
+    play = start(_play, tmp_path)
     try:
         end = time.monotonic() + 600
         while not list(tmp_path.glob("play/runs/*/metrics.jsonl")):
-            assert play.poll() is None
+            assert play.is_alive()
             assert time.monotonic() < end
             time.sleep(0.05)
         play.kill()
-        play.wait()
+        play.join()
         end = time.monotonic() + 120
         while _trains(tmp_path) and time.monotonic() < end:
             time.sleep(0.1)

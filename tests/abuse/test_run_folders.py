@@ -16,7 +16,7 @@ sys.path.append(str(Path(__file__).parents[1] / "report"))
 from folders import evaluation, text_evaluation, write_run, write_text_run
 
 from canonlm.cli import main
-from canonlm.cli.live import watched_line
+from canonlm.cli.live import watched_line, watched_table
 from canonlm.experiments.published.runs import load_runs, runs_curves, runs_frame
 from canonlm.report import load_play, tables
 from canonlm.report.page import render
@@ -64,6 +64,7 @@ def shown(folder):
     watch = Watch(folder)
     watch.read(time.time())
     lines = [watched_line(run) for run in watch.runs]
+    console.print(watched_table(watch.runs, 40))
     for frame in (runs_frame, runs_curves):
         frame([folder])
     load_runs_quietly(folder)
@@ -101,15 +102,16 @@ def test_names_are_data(play, name, keys):
         "preset": {"preset": name},
     }
     config = {key: value for place in keys for key, value in changed.get(place, {}).items()}
+    hurt = "hurt\x1b[2J\n"
     shutil.rmtree(play / "runs" / "hurt")
-    write_run(play / "runs" / "hurt", evals=[evaluation(50, HALF)], losses=[(5, 1.0)], config=config)
+    write_run(play / "runs" / hurt, evals=[evaluation(50, HALF)], losses=[(5, 1.0)], config=config)
     if "source" in keys:
         sources, rows = {name: (name, 1.0)}, [text_evaluation(5, {name: (1.0, 0.3, 9)})]
         write_text_run(play / "runs" / "other", evals=rows, sources=sources)
     if "machine" in keys:
-        (play / "runs" / "hurt" / "env.json").write_text(json.dumps({"machine": name, "torch": [name]}))
+        (play / "runs" / hurt / "env.json").write_text(json.dumps({"machine": name, "torch": [name]}))
     if {"command", "heading"} & {*keys}:
-        section = {"heading": name if "heading" in keys else "", "runs": ["whole", "hurt"]}
+        section = {"heading": name if "heading" in keys else "", "runs": ["whole", hurt]}
         (play / "play.json").write_text(json.dumps({"title": name, "command": name, "sections": [section]}))
     text, page = shown(play)
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029]", text)

@@ -1,10 +1,9 @@
 """`canonlm data`: samples for people, samples in a file, and grades for a file of answers."""
 
 import json
+import multiprocessing
 import random
 import resource
-import subprocess
-import sys
 import time
 
 import pyarrow as pa
@@ -169,24 +168,17 @@ def test_an_existing_dump_is_not_overwritten(workdir, capsys, assert_refused):
         assert_refused([*command, *change], line)
 
 
-KILLED = """\
-import sys, time
-from pathlib import Path
-from canonlm import tasks
-from canonlm.data import dump as dumping
+def _dump(task, path, connection):
+    def report(phase, done):
+        connection.send(done)
+        time.sleep(0.002)
 
-def say(phase, done):
-    print(phase, done, flush=True)
-    time.sleep(0.002)
-
-dumping.PART_TOKENS = 2000
-task = tasks.get("depo", N=6, K=3, M=4, name_vocab=3, min_name_len=1, max_name_len=2)
-dumping.dump(task, Path("x.parquet"), n=900, on_progress=say)
-"""
+    dumping.PART_TOKENS = 2000
+    dumping.dump(task, path, n=900, on_progress=report)
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_killed_at_any_moment_it_resumes_to_the_same_bytes(depo, workdir, monkeypatch, kills):
+def test_killed_at_any_moment_it_resumes_to_the_same_bytes(depo, workdir, monkeypatch, start, kills):
     monkeypatch.setattr(dumping, "PART_TOKENS", 2000)
     events = []
     dumping.dump(depo, workdir / "whole" / "x.parquet", n=900, on_progress=lambda *event: events.append(event))
@@ -196,12 +188,14 @@ def test_killed_at_any_moment_it_resumes_to_the_same_bytes(depo, workdir, monkey
     rng = random.Random(1)
     moments = [rng.randint(1, parts // 2), parts - 1, parts + rng.randint(1, parts - 1)]
     for moment in moments[-kills:]:
-        with subprocess.Popen([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True, cwd=workdir) as child:
-            for _ in range(moment):
-                child.stdout.readline()
-            time.sleep(rng.random() * 0.004)
-            child.kill()
-        assert child.returncode == -9
+        receiver, sender = multiprocessing.Pipe(duplex=False)
+        child = start(_dump, depo, workdir / "x.parquet", sender)
+        for _ in range(moment):
+            receiver.recv()
+        time.sleep(rng.random() * 0.004)
+        child.kill()
+        child.join()
+        assert child.exitcode == -9
         assert not (workdir / "x.parquet").exists()
     drawn = {path: path.stat().st_mtime_ns for path in (workdir / "x.parquet.parts").glob("part-*")}
     assert len(drawn) == parts

@@ -156,17 +156,6 @@ def test_a_truncated_table_counts_hidden_runs_and_names_equal_ones(tmp_path):
     assert NASTY in text
 
 
-def test_names_cannot_send_terminal_escapes(tmp_path):
-    write(tmp_path / "runs" / "a\x1b[2Jb\n", arch="\\e[2J")
-    following = Watch(tmp_path)
-    (run,) = following.read(0.0)
-    assert "\x1b" not in live.watched_line(run)
-    assert "\n" not in live.watched_line(run)
-    console = Console(file=io.StringIO(), width=200, color_system=None)
-    console.print(live.watched_table([run, run], 40))
-    assert "\x1b" not in console.file.getvalue()
-
-
 def read_until(source, wanted, seconds=300):
     text = b""
     while wanted not in text:

@@ -189,9 +189,8 @@ def test_pairs_of_your_runs(tmp_path, capsys):
     assert better == [["23/32"], ["0/1"], ["1/1", "1/1", "1/1", "0/1"]]  # pairs are only counted within a source
 
 
-@pytest.mark.parametrize("name", ["<img src=x onerror=alert(1)>", "[red]x", "[link=http:a]b[", "a\x1b[31mb"])
-def test_names_stay_text(name, tmp_path, capsys):
-    folder = name.replace("/", "_")
+def test_names_stay_text(tmp_path, capsys):
+    folder = "<img src=x onerror=alert(1)>[red]x[link=http:a]b[a\x1b[31mb"
     run_folder(tmp_path / "runs" / folder)
     run_folder(tmp_path / "runs" / f"{folder} running", finished=False)
     assert main(["results", str(tmp_path), "source=yours"]) == 0
