@@ -44,14 +44,7 @@ COMMANDS = [
     _CASES["results"],
     _CASES["convert, hf"],
     _CASES["data prepare"],
-    Case(
-        "data dump",
-        "recipe",
-        "",
-        "data dump copying --n 50 --out samples.parquet",
-        ("samples.parquet",),
-        reported=False,
-    ),
+    Case("data dump", "recipe", "", "data dump copying --n 50 --out a.parquet", ("a.parquet",), reported=False),
     Case("report, play", "play", "", "report play", reported=False),
 ]
 

@@ -101,15 +101,12 @@ def test_verifying_changes_no_result_and_is_optional(web, tmp_path, tiny):
     tiny.same(tmp_path / "on", tmp_path / "off")
     flip(web / "train-00003.ds")
     assert train(run(web, data={"verify": False}), tmp_path / "damaged")["steps"] == STEPS
-
-
-def test_a_run_without_the_setting_resumes_as_the_same_run(web, tmp_path):
-    train(run(web), tmp_path / "run")
-    (tmp_path / "run" / "result.json").unlink()
-    config = (tmp_path / "run" / "config.yaml").read_text()
+    # A run of a version without the setting is continued as the same run.
+    (tmp_path / "on" / "result.json").unlink()
+    config = (tmp_path / "on" / "config.yaml").read_text()
     assert "  verify: true\n" in config
-    (tmp_path / "run" / "config.yaml").write_text(config.replace("  verify: true\n", ""))
-    assert train(run(web, data={"verify": False}), tmp_path / "run")["steps"] == STEPS
+    (tmp_path / "on" / "config.yaml").write_text(config.replace("  verify: true\n", ""))
+    assert train(run(web, data={"verify": False}), tmp_path / "on")["steps"] == STEPS
     new = run(web).model_dump()
     old = {**new, "data": {key: value for key, value in new["data"].items() if key != "verify"}}
     assert identity(new) == identity(old) == identity(run(web, data={"verify": False}).model_dump())

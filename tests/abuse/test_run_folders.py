@@ -64,7 +64,7 @@ def shown(folder):
     watch = Watch(folder)
     watch.read(time.time())
     lines = [watched_line(run) for run in watch.runs]
-    console.print(watched_table(watch.runs, 40))
+    console.print(watched_table(watch.runs * 2, 40))  # twice, so that their names are shown
     for frame in (runs_frame, runs_curves):
         frame([folder])
     load_runs_quietly(folder)

@@ -1,10 +1,13 @@
 """Mistakes of a user, for the tests of every command."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from canonlm.cli import main
+
+sys.path.append(str(Path(__file__).parents[1] / "report"))  # folders.py
 
 
 def contents():

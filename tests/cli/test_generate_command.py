@@ -67,20 +67,14 @@ def test_a_panic_of_the_tokenizers_library_is_one_line(part, workdir, capsys):
     prepared = main(["data", "prepare", "out", "--input", "a.txt", "--tokenizer", str(file), "--workers", "1"])
     assert prepared == (0 if part in ("post_processor", "decoder") else 2)  # which it does not use
     assert "Traceback" not in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("part", ["normalizer", "post_processor", "decoder"])
-def test_a_panic_during_an_evaluation_is_one_line(part, workdir, capsys):
-    saved(workdir / "model")
-    file = workdir / "model" / "tokenizer.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), part: PANICS[part]}))
-    command = ["eval", "model", "--suite", "multihop", "people=2", "n=2", "--out", "out", "--device", "cpu"]
-    assert main(command) == 2
-    output = capsys.readouterr()
-    (line,) = [line for line in output.err.splitlines() if line.startswith("canonlm: ")]
-    assert "model/tokenizer.json: the tokenizer failed (" in line
-    assert "Traceback" not in output.out + output.err
-    assert not (workdir / "out" / "results.json").exists()
+    if part != "pre_tokenizer":
+        command = ["eval", "model", "--suite", "multihop", "people=2", "n=2", "--out", "evals", "--device", "cpu"]
+        assert main(command) == 2
+        output = capsys.readouterr()
+        (line,) = [line for line in output.err.splitlines() if line.startswith("canonlm: ")]
+        assert "model/tokenizer.json: the tokenizer failed (" in line
+        assert "Traceback" not in output.out + output.err
+        assert not (workdir / "evals" / "results.json").exists()
 
 
 def written(model, prompts, most, stop=(), bos=True):

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from filelock import FileLock
 
 import canonlm
 from canonlm.cli import main
@@ -107,37 +106,6 @@ def _is_reported(out, stdout):
     for name in expected:
         files = {path.name for path in (out / "runs" / name).iterdir()}
         assert files >= {"config.yaml", "env.json", "metrics.jsonl", "result.json", "checkpoints", "log.txt"}
-
-
-@pytest.mark.slow
-def test_two_tasks_in_one_folder(tmp_path, capsys):
-    assert main(command(tmp_path, "train.steps=10")) == 0
-    before = results(tmp_path)
-    small = ["model.hidden_size=16", "train.steps=10", "train.batch_size=4", "train.eval_size=8"]
-    assert main(["play", "depo", "--arch", "llama", "--out", str(tmp_path), *small]) == 0
-    play = json.loads((tmp_path / "play.json").read_text())
-    assert [section["heading"] for section in play["sections"]] == ["copying", "depo"]
-    assert {name: when for name, when in results(tmp_path).items() if name in before} == before
-    page = (tmp_path / "report.html").read_text()
-    assert '"title": "copying"' in page
-    assert '"title": "depo"' in page
-    assert "1 hop" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_a_run_that_another_process_begins_at_the_same_moment(tmp_path, capsys, monkeypatch):
-    """It is free when this command looks, and taken when its training begins."""
-    monkeypatch.setattr("canonlm.launch.queue.is_locked", lambda folder: False)
-    (name,) = names(archs=["llama"])
-    folder = tmp_path / "runs" / name
-    folder.mkdir(parents=True)
-    with FileLock(folder / ".lock"):
-        assert main(command(tmp_path, "--arch", "llama")) == 1
-    assert capsys.readouterr().err == (
-        f"canonlm: {name} failed: --out: expected a folder that no other process is training in, "
-        f'got "{folder}" (whole log: {folder / "log.txt"})\n'
-    )
-    assert not (folder / "metrics.jsonl").exists()
 
 
 @pytest.mark.slow

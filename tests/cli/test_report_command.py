@@ -11,32 +11,22 @@ import sys
 import time
 
 import pytest
+from folders import evaluation, write_run
 from rich.console import Console
 
 from canonlm.cli import live, main
 from canonlm.runs.watch import Watch
 
-CONFIG = (
-    'arch: "{arch}"\ntask: {{name: depo, N: 8}}\nmodel: {{num_hidden_layers: 2, hidden_size: 64}}\n'
-    "data: {{seq_len: 64}}\ntrain: {{steps: 20, batch_size: 4, seed: {seed}, optim: {{lr: 0.001}}}}\n"
-)
 NASTY = "<img src=x onerror=alert(1)>[red]"
 
 
 def row(step, correct=75):
-    return {
-        "kind": "eval",
-        "step": step,
-        "loss": 1.5,
-        "slices": [{"slice": {"k": 1}, "correct": correct, "total": 100}],
-    }
+    return evaluation(step, {("k", 1): (correct, 100)})
 
 
 def write(folder, arch="llama", seed=0, steps=20):
-    folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(CONFIG.format(arch=arch, seed=seed))
-    train = {"kind": "train", "step": 5, "loss": 2.5, "tokens_per_s": 1234.5}
-    (folder / "metrics.jsonl").write_text(f"{json.dumps(train)}\n{json.dumps(row(10))}\n")
+    options = {"task": {"name": "depo", "N": 8}, "losses": [(5, 2.5)], "speed": 1234.5, "steps": 20}
+    write_run(folder, arch=arch, seed=seed, evals=[row(10)], finished=False, **options)
     if steps == 20:
         finish(folder)
     return folder
