@@ -49,12 +49,6 @@ def model(tmp_path_factory):
     return save(tmp_path_factory.mktemp("nan") / "model")
 
 
-@pytest.fixture(scope="module")
-def partly(tmp_path_factory):
-    """NaN only after a Q."""
-    return save(tmp_path_factory.mktemp("nan") / "partly", broken=[ord("Q")])
-
-
 def evaluate(folder, out, *arguments):
     return main(["eval", str(folder), "--out", str(out), *map(str, arguments)])
 
@@ -101,7 +95,8 @@ def test_the_playground(tmp_path, capsys, kind):
     assert isinstance(task, Capo) or total >= 4
 
 
-def test_some_questions_are_a_warning(partly, tmp_path, capsys):
+def test_some_questions_are_a_warning(tmp_path, capsys):
+    partly = save(tmp_path / "model", broken=[ord("Q")])
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("All is well\nQuestions\nand so on\n")
     generate = ("generate", str(partly), "--prompts", str(prompts), *BYTES, "--max-tokens", "4")

@@ -135,9 +135,8 @@ def test_the_parent_of_a_link_is_not_your_folder(stranger, capsys):
             (stranger / place / "base.yaml").write_text(program)
             (stranger / "run.yaml").write_text(f"base: d/../../{place}/base.yaml\n")
             (stranger / "config.yaml").write_text((stranger / "run.yaml").read_text())
-            for command in ("train", "plan", "launch", "work"):
+            for command, *more in (["train"], ["plan"], ["launch", "--local", "1"], ["work"], ["work", "--dry-run"]):
                 if (command, name) != ("plan", "on_checkpoint"):
-                    more = {"launch": ["--local", "1"], "work": ["--dry-run"]}.get(command, [])
                     where = stranger if command == "work" else stranger / "run.yaml"
                     assert "--trust" in refused(capsys, [command, where, *more])
 

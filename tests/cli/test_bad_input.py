@@ -3,23 +3,9 @@
 import shlex
 
 import pytest
+from abuse.bases import ONE_STEP
 
 from canonlm.cli import main
-
-RUN = """\
-arch: llama
-task: {name: copying, N: 8}
-model: {num_hidden_layers: 1, hidden_size: 16, num_attention_heads: 2}
-data: {seq_len: 18, loss_on: answer}
-train:
-  steps: 4
-  batch_size: 2
-  eval_every: 2
-  eval_size: 2
-  checkpoint_every: 2
-  optim: {lr: LR}
-"""
-
 
 MISTAKES = [
     ("play copyin", 'unknown task "copyin". Did you mean "copying"? Tasks: arithmetic, automaton,'),
@@ -58,13 +44,13 @@ MISTAKES = [
     ("play", "TASK is missing: `canonlm play --help` explains it"),
     ("train missing.yaml", "missing.yaml: cannot be read (No such file or directory)"),
     ("train broken.yaml", "broken.yaml, line 2: not YAML: "),
-    ("train wrong.yaml", 'train.optim.lr: expected a number > 0, got "3e-3x"  (in wrong.yaml, line 11)'),
+    ("train wrong.yaml", 'train.optim.lr: expected a number > 0, got "3e-3x"  (in wrong.yaml, line 5)'),
     ("train good.yaml --out file", "--out: expected a folder that can be written (Not a directory)"),
     (
         "train good.yaml train.batch_size=3 --out run",
         "train.batch_size: expected 2, as in the run that is already in run (choose another --out to change it), got 3",
     ),
-    ("train good.yaml train.optim.lr=1e-3 --out run", "train.optim.lr: expected 0.003, as in the run that is already"),
+    ("train good.yaml train.optim.lr=1e-3 --out run", "train.optim.lr: expected 0.01, as in the run that is already"),
     (
         "play copying --arch llama+canon,llama --out played",
         "preset: expected None, as in the run that is already in played/runs/copying-llama-lr0.003-seed0",
@@ -96,7 +82,6 @@ MISTAKES = [
     ("doctor --json no/x.json", "--json: expected a file in a folder that exists"),
     ("plan Llama-8B-Nemo-1T-lr0.02", 'unknown recipe "Llama-8B-Nemo-1T-lr0.02". Did you mean'),
     ("plan Llama-8B-Nemo-1T-lr0.002 --gpus 0", '--gpus: expected integers >= 1, separated by commas, got "0"'),
-    ("plan Llama-8B-Nemo-1T-lr0.002 --mfu 40", "--mfu: expected a number > 0 and <= 1, got 40.0"),
     ("plan Llama-8B-Nemo-1T-lr0.002 parallel.tp=3 --gpus 6", "parallel.tp: expected a divisor of num_attention"),
     ("plan GLA5conv-8B-Nemo-1T-lr0.002 parallel.tp=3 --gpus 6", "parallel.tp: expected a divisor of gla's num_heads"),
     (
@@ -105,8 +90,6 @@ MISTAKES = [
     ),
     ("recipes diff debug nowhere.yaml", "nowhere.yaml: cannot be read (No such file or directory)"),
     ("recipes show debug train.stepz=1", 'unknown setting "train.stepz". Did you mean "train.steps"?'),
-    ("results arch=GLA55", 'unknown arch "GLA55". Did you mean "GLA5"?'),
-    ("results arhc=GLA5", 'unknown filter "arhc". Did you mean "arch"?'),
     ("results --group standrad", 'unknown group "standrad". Did you mean "standard"? Groups: babilong, brevo, depo'),
     ("results nowhere", "folder: expected a folder with runs"),
     ("results --curves", "--curves only works with --csv or --json"),
@@ -167,19 +150,18 @@ MISTAKES = [
 @pytest.fixture
 def workdir(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    good = RUN.replace("LR", "3e-3")
     files = {
         "file": "mine",
         "there.jsonl": "mine",
         "there.py": "mine",
         "script.py": "",
         "a.jsonl": '{"text": "abc"}\n',
-        "good.yaml": good,
-        "wrong.yaml": RUN.replace("LR", "3e-3x"),
+        "good.yaml": ONE_STEP,
+        "wrong.yaml": ONE_STEP.replace("0.01", "3e-3x"),
         "broken.yaml": "a: [1,\nb: }",
-        "run/config.yaml": good,
+        "run/config.yaml": ONE_STEP,
         "damaged/play.json": '{"sections": [{"id": "", "command": "", "runs": [{}]}]}',
-        "played/runs/copying-llama-lr0.003-seed0/config.yaml": good,
+        "played/runs/copying-llama-lr0.003-seed0/config.yaml": ONE_STEP,
         "played/runs/copying-gdn2-lr0.003-seed0/config.yaml": "arch: [",
     }
     for name, text in files.items():

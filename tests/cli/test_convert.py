@@ -123,10 +123,8 @@ MISTAKES = [
     (["release", "file/below"], "OUT: expected a folder that can be written (Not a directory)"),
     (["release", "ours", "--to", "hff"], 'unknown target "hff". Did you mean "hf"?'),
     (["release", "ours", "--dtype", "bf16"], 'unknown dtype "bf16".'),
-    (["release", "ours", "--variant", "tow"], 'unknown variant "tow".'),
     (["release", "ours", "--to", "llama"], 'plain Llama: mixers: expected "attention", got "gla"'),
     (["release/two", "ours"], "release/two: expected config.json with"),
-    (["no such folder", "ours"], "source: expected a folder or a repository on the Hub"),
     (["release"], "OUT is missing: `canonlm convert --help` explains it"),
 ]
 

@@ -8,24 +8,15 @@ import yaml
 
 from canonlm.cli import main
 
-RUN = {
-    "arch": "llama+canon=A",
-    "task": {"name": "lano", "grammar": "small"},
-    "model": {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2},
-    "data": {"seq_len": 128, "loss_on": "all"},
-    "train": {
-        "steps": 2, "batch_size": 2, "num_threads": 1, "eval_every": 2, "eval_size": 2, "checkpoint_every": 2,
-        "optim": {"lr": 1e-3},
-    },
-}  # fmt: skip
-
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(tiny, tmp_path_factory):
     """A run on sentences, and one on another task."""
     top = tmp_path_factory.mktemp("trained")
-    for name, changes in (("run", {}), ("other", {"task": {"name": "copying", "N": 4}})):
-        (top / "run.yaml").write_text(yaml.safe_dump({**RUN, **changes}))
+    train = {"steps": 2, "eval_every": 2, "checkpoint_every": 2}
+    raw = tiny.raw(arch="llama+canon=A", data={"seq_len": 128, "loss_on": "all"}, train=train)
+    for name, task in (("run", {"name": "lano", "grammar": "small"}), ("other", {"name": "copying", "N": 4})):
+        (top / "run.yaml").write_text(yaml.safe_dump({**raw, "task": task}))
         assert main(["train", str(top / "run.yaml"), "--out", str(top / name)]) == 0
     return top
 

@@ -71,13 +71,6 @@ def test_invalid_arguments(runs, tmp_path, monkeypatch, assert_refused, argument
     assert_refused(["work", *arguments], start)
 
 
-def test_an_untrusted_run_is_not_started(tiny, tmp_path, capsys):
-    create_folder(tmp_path / "run", tiny(on_checkpoint="touch /tmp/owned"))
-    assert main(["work", str(tmp_path)]) == 2
-    assert "expected --trust" in capsys.readouterr().err
-    assert not (tmp_path / "run" / "log.txt").exists()
-
-
 @pytest.mark.slow
 def test_all_are_finished(runs, tiny, tmp_path, capsys):
     """One command, with a run that fails; then again, with nothing left to do."""
