@@ -69,7 +69,7 @@ gpu:  ## everything that only a GPU can show, in nine minutes, with a Python of 
 
 SECONDS ?= 600
 fuzz: .venv/installed-dev  ## every command on damaged folders and files, on two cores; failures are kept in runs/fuzz
-	$(BIN)/python tests/abuse/fuzz.py --jobs 2 --seconds $(SECONDS) --failures runs/fuzz
+	printf '0\n1\n' | xargs -P 2 -I @ $(BIN)/python tests/abuse/fuzz.py --seed @ --seconds $(SECONDS) --failures runs/fuzz/@
 
 KILLS ?= 200
 kills: .venv/installed-dev  ## kill train, play and data prepare at random moments, and compare their results

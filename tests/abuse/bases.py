@@ -24,7 +24,14 @@ RUN = {
     "data": {"seq_len": 18, "loss_on": "answer", "workers": 0},
     "train": TRAIN,
 }
-
+ONE_STEP = """\
+arch: llama
+task: {name: copying, N: 8, min_items: 2}
+model: {num_hidden_layers: 1, hidden_size: 16, num_attention_heads: 2}
+data: {seq_len: 18, loss_on: answer}
+train: {steps: 1, batch_size: 2, eval_every: 1, eval_size: 2, checkpoint_every: 1, optim: {lr: 0.01}, num_threads: 1}
+"""
+"""The text of a recipe."""
 
 PLAY = (
     "play copying train.steps=4 train.batch_size=2 train.eval_every=2 train.eval_size=4 train.checkpoint_every=2 "

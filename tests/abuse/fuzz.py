@@ -12,7 +12,6 @@ import json
 import math
 import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,7 +26,7 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from abuse import bases, damage, oracle  # before torch: forks sets the number of threads
+from abuse import bases, damage, faults, oracle  # before torch: forks sets the number of threads
 from abuse.cases import CASES, SETTINGS, Case
 from abuse.forks import Outcome
 from abuse.workshop import Workshop
@@ -113,8 +112,11 @@ def _where(outcome: Outcome) -> str:
     return (lines[0] if outcome.stack else lines[-1]).replace(str(Path.cwd()), "")[:160] if lines else ""
 
 
-def fuzz(seconds: float, first: int, failures: Path | None, only: list[str], each: int | None = None) -> dict:
-    """Try cases for `seconds`, or `each` damages for every command; returns the counts and the failures."""
+def fuzz(
+    seconds: float, first: int, failures: Path | None, only: list[str], each: int | None = None, every: int = 0
+) -> dict:
+    """Try cases for `seconds`, or `each` damages for every command; then every `every`-th fault. Returns the counts and
+    the failures."""
     shared = Path("/dev/shm")
     with tempfile.TemporaryDirectory(prefix="canonlm-fuzz-", dir=shared if shared.is_dir() else None) as place:
         fuzzer = Fuzzer(Path(place) / "fuzz", failures, only)
@@ -125,7 +127,14 @@ def fuzz(seconds: float, first: int, failures: Path | None, only: list[str], eac
             if time.monotonic() > end:
                 break
             _round(fuzzer, rota[number % len(rota)], first * 1_000_000 + number, end, each or ROUND)()
-    return _found(fuzzer.tried, fuzzer.ended, list(fuzzer.found.values()))
+        met = faults.everything(fuzzer.workshop, "*", every) if every else {}
+    return {
+        "cases": fuzzer.tried.total(),
+        "by command": dict(fuzzer.tried.most_common()),
+        "outcomes": dict(fuzzer.ended.most_common()),
+        "failures": list(fuzzer.found.values()),
+        "faults": met,
+    }
 
 
 def _round(fuzzer: Fuzzer, case: Case | None, number: int, end: float, size: int) -> Callable[[], None]:
@@ -139,41 +148,12 @@ def _round(fuzzer: Fuzzer, case: Case | None, number: int, end: float, size: int
     return attempts
 
 
-def jobs(count: int, options: argparse.Namespace) -> dict:
-    """Run several fuzzers at once, each with its own seed; returns their combined counts and failures."""
-    with tempfile.TemporaryDirectory() as place:
-        running = []
-        for job in range(count):
-            command = [sys.executable, __file__, "--seconds", options.seconds, "--seed", options.seed + job]
-            command += ["--only", options.only, "--out", Path(place, f"{job}.json")]
-            command += ["--failures", options.failures / str(job)] if options.failures else []
-            running.append(subprocess.Popen([str(part) for part in command], stdout=sys.stderr))
-        for process in running:
-            process.wait()
-        parts = [json.loads(Path(place, f"{job}.json").read_text()) for job in range(count)]
-    tried, outcomes = Counter(), Counter()
-    for part in parts:
-        tried.update(part["by command"])
-        outcomes.update(part["outcomes"])
-    failures = list(dict.fromkeys(failure for part in parts for failure in part["failures"]))
-    return _found(tried, outcomes, failures)
-
-
-def _found(tried: Counter[str], outcomes: Counter[str], failures: list[str]) -> dict:
-    return {
-        "cases": tried.total(),
-        "by command": dict(tried.most_common()),
-        "outcomes": dict(outcomes.most_common()),
-        "failures": failures,
-    }
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description="damage files, run our commands on them")
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--each", type=int, help="damages for every command, however long that takes")
+    parser.add_argument("--faults", type=int, default=0, help="N: then every N-th pair of a fault and a command")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=1, help="fuzzers at once, from this seed on")
     parser.add_argument("--only", default="", help="names of commands in cases.py, with semicolons between them")
     parser.add_argument("--failures", type=Path, help="a folder for what went wrong, to look at")
     parser.add_argument("--out", type=Path, help="a JSON file for the counts")
@@ -181,11 +161,8 @@ def main() -> int:
     if options.failures is not None:
         options.failures = options.failures.absolute()
         options.failures.mkdir(parents=True, exist_ok=True)
-    if options.jobs > 1:
-        result = jobs(options.jobs, options)
-    else:
-        only = [name for name in options.only.split(";") if name]
-        result = fuzz(options.seconds, options.seed, options.failures, only, options.each)
+    only = [name for name in options.only.split(";") if name]
+    result = fuzz(options.seconds, options.seed, options.failures, only, options.each, options.faults)
     if options.out:
         options.out.write_text(json.dumps(result, indent=1) + "\n")
     for name, number in result["by command"].items():

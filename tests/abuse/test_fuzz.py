@@ -13,14 +13,18 @@ pytestmark = pytest.mark.slow
 FUZZ = Path(__file__).parent / "fuzz.py"
 
 
-def test_every_command_on_some_damage(tmp_path):
-    """In a separate process, whose forks do not have pytest's threads; the same damage every time."""
-    command = [sys.executable, FUZZ, "--each", "1", "--out", tmp_path / "found.json"]
+def test_every_command_on_some_damage_and_under_some_fault(tmp_path):
+    """In a separate process, whose forks do not have pytest's threads; the same damage every time. A command under a
+    fault is refused in one line, and the result afterwards is the undisturbed one, to the bit."""
+    command = [sys.executable, FUZZ, "--each", "1", "--faults", "4", "--out", tmp_path / "found.json"]
     ended = subprocess.run(list(map(str, command)), capture_output=True, text=True)
     assert (tmp_path / "found.json").exists(), ended.stdout + ended.stderr
     result = json.loads((tmp_path / "found.json").read_text())
     assert result["failures"] == []
     assert set(result["by command"]) == {"settings", *(case.name for case in CASES)}
+    faults = result["faults"]
+    assert {name: lines for name, lines in faults.items() if lines and not lines[0].startswith("skipped")} == {}
+    assert len(faults) > 25
 
 
 PLANTED = {

@@ -6,32 +6,12 @@ from functools import cache
 import pytest
 
 from canonlm import tasks
-
-SMALL = {
-    "arithmetic": {"N": 9},
-    "automaton": {"N": 8},
-    "brevo": {"N": 8},
-    "capo": {"N": 20},
-    "copying": {"N": 5},
-    "depo": {"N": 6, "K": 2},
-    "dictionary": {"N": 6},
-    "flipflop": {"N": 6},
-    "induction": {"N": 9},
-    "lano": {"grammar": "cfg3f"},
-    "mano": {"L": 3},
-    "mqar": {"pairs": 2, "test_pairs": [2]},
-    "palindrome": {"N": 4},
-    "parity": {"N": 8},
-    "recall": {"pairs": 2},
-    "selective": {"N": 8, "items": 2},
-    "stack": {"N": 20, "stacks": 2},
-    "state": {"group": "S3", "N": 8},
-}
+from canonlm.launch.recipes import load_preset
 
 
 @cache
 def sampled(name):
-    task = tasks.get(name, **SMALL[name])
+    task = tasks.get(**load_preset(name, "tiny").run["task"])
     return task, [task.sample("test", 0, index) for index in range(2)]
 
 
@@ -42,12 +22,8 @@ def check(task, sample, output):
     return verdicts
 
 
-def test_every_task_is_covered():
-    assert set(SMALL) == set(tasks.names())
-
-
 @pytest.mark.every(3)
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", tasks.names())
 @pytest.mark.parametrize("token", [1, *(pytest.param(token, marks=pytest.mark.slow) for token in (None, 10**30))])
 def test_many_tokens(name, token):
     """In time that grows with their number: its square would take minutes."""
@@ -87,7 +63,7 @@ ENDLESS = []
 ENDLESS.append(ENDLESS)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", tasks.names())
 @pytest.mark.parametrize(
     "output",
     [10**5000, nested(100_000), ENDLESS, [ENDLESS], Raises(), [Raises()]],

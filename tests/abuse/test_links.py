@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from abuse.bases import ONE_STEP
 
 import canonlm
 from canonlm.cli import main
@@ -99,20 +100,11 @@ def test_leftovers_that_are_links(tmp_path, mine):
     assert (mine / "file").read_text() == "mine"
 
 
-RECIPE = """\
-arch: llama
-task: {name: copying, N: 8, min_items: 2}
-model: {num_hidden_layers: 1, hidden_size: 16, num_attention_heads: 2}
-data: {seq_len: 18, loss_on: answer}
-train: {steps: 1, batch_size: 2, eval_every: 1, eval_size: 2, checkpoint_every: 1, optim: {lr: 0.01}, num_threads: 1}
-"""
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A folder of one run."""
     folder = tmp_path_factory.mktemp("trained")
-    (folder / "run.yaml").write_text(RECIPE)
+    (folder / "run.yaml").write_text(ONE_STEP)
     assert main(["train", str(folder / "run.yaml"), "--out", str(folder / "runs" / "a")]) == 0
     return folder
 
@@ -151,8 +143,22 @@ def test_commands_do_not_write_through_linked_folders(link, foreign, mine, capsy
     assert [path.name for path in mine.iterdir()] == ["file"]
 
 
+@pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "metrics.discarded.jsonl"])
+def test_a_resumed_run_does_not_write_through_links(name, foreign, mine, capsys):
+    """A lock would empty your file, and rows would be added to it."""
+    run = foreign / "runs" / "a"
+    (run / "result.json").unlink()
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "step": 9}\n')  # after the checkpoint, so it is discarded
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(mine / "file")
+    assert main(["train", "foreign/run.yaml", "--out", "foreign/runs/a"]) == 2
+    assert name in capsys.readouterr().err
+    assert (mine / "file").read_text() == "mine"
+
+
 @pytest.mark.parametrize("name", ["metrics.jsonl", "result.json", "env.json", "config.yaml", "../b"])
-def test_reports_do_not_read_through_links(name, foreign, trained, capsys, caplog):
+def test_reports_do_not_read_through_links(name, foreign, trained, capsys):
     secret = foreign.parent / "secret"
     shutil.copytree(trained / "runs" / "a", secret)
     for file in secret.glob("*.*"):
@@ -169,18 +175,8 @@ def test_reports_do_not_read_through_links(name, foreign, trained, capsys, caplo
 
 
 WRITERS = {
-    *(
-        "write_text",
-        "write_bytes",
-        "mkdir",
-        "makedirs",
-        "touch",
-        "rename",
-        "symlink_to",
-        "hardlink_to",
-        "symlink",
-        "link",
-    ),
+    *("write_text", "write_bytes", "mkdir", "makedirs", "touch", "rename"),
+    *("symlink_to", "hardlink_to", "symlink", "link"),
     *("save_file", "save_pretrained", "write_html", "write_image", "to_csv", "write_parquet", "truncate", "copymode"),
     *("copy2", "copytree", "copyfile", "move", "mkdtemp", "mkstemp", "NamedTemporaryFile", "export_chrome_trace"),
     *("SummaryWriter", "TokenizedFile", "FileHandler", "savez", "tofile", "memmap", "OSFile", "FileLock"),

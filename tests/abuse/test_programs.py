@@ -8,25 +8,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from abuse.bases import ONE_STEP
 
 import canonlm.experiments.replicate  # noqa: F401  # now, as libraries may warn when they are imported
 from canonlm.cli import main
 from canonlm.launch.slurm import parse, training
 from canonlm.train.config import resolve
 
-RECIPE = """\
-arch: llama
-task: {name: copying, N: 8, min_items: 2}
-model: {num_hidden_layers: 1, hidden_size: 16, num_attention_heads: 2}
-data: {seq_len: 18, loss_on: answer}
-train:
-  steps: 1
-  batch_size: 2
-  eval_every: 1
-  eval_size: 2
-  checkpoint_every: 1
-  optim: {lr: 0.01}
-"""
 EVIL = """\
 open("ran", "w")
 from canonlm.models.mixers.base import Mixer
@@ -44,10 +32,10 @@ class Net(torch.nn.Module):
         return self.head(self.embed(input_ids))
 """
 PROGRAMS = {
-    "on_checkpoint": RECIPE + "on_checkpoint: touch ran\n",
-    "arch: evil.py:Block": RECIPE.replace("llama", "stranger/evil.py:Block"),
-    "arch: os:system": RECIPE.replace("arch: llama", "arch: 'os:system{command=touch ran}'"),
-    "task.name": RECIPE.replace("copying, N: 8, min_items: 2", "stranger/evil.py:Parity"),
+    "on_checkpoint": ONE_STEP + "on_checkpoint: touch ran\n",
+    "arch: evil.py:Block": ONE_STEP.replace("llama", "stranger/evil.py:Block"),
+    "arch: os:system": ONE_STEP.replace("arch: llama", "arch: 'os:system{command=touch ran}'"),
+    "task.name": ONE_STEP.replace("copying, N: 8, min_items: 2", "stranger/evil.py:Parity"),
 }
 
 
@@ -95,7 +83,7 @@ def test_a_foreign_run_folder_is_opened_without_its_programs(name, stranger, cap
                     ["generate", stranger, "a"]):  # fmt: skip
         error = refused(capsys, command)
         assert "as it is a program named in a file" in error or (command[0] == "export" and "manifest.json" in error)
-    Path("mine.yaml").write_text(RECIPE)
+    Path("mine.yaml").write_text(ONE_STEP)
     assert "as it is a program" in refused(capsys, ["train", "mine.yaml", "--out", stranger])
 
 
@@ -109,14 +97,14 @@ def test_resuming_a_foreign_play_folder_runs_no_program(stranger, capsys):
 
 def test_typed_or_trusted_programs_run(stranger):
     Path("net.py").write_text(MODULE)
-    Path("mine.yaml").write_text(RECIPE)
+    Path("mine.yaml").write_text(ONE_STEP)
     assert main(["train", "mine.yaml", "--out", "typed", "arch=net.py:Net", "on_checkpoint=touch typed/ran"]) == 0
     assert Path("ran").exists()
-    (stranger / "run.yaml").write_text(RECIPE.replace("llama", "net.py:Net") + "on_checkpoint: touch trusted/ran\n")
+    (stranger / "run.yaml").write_text(ONE_STEP.replace("llama", "net.py:Net") + "on_checkpoint: touch trusted/ran\n")
     assert main(["train", str(stranger / "run.yaml"), "--out", "trusted", "--trust"]) == 0
     own = Path("own")
     own.mkdir()
-    (own / "of-mine.yaml").write_text(RECIPE.replace("llama", "net.py:Net") + "on_checkpoint: touch own-run/ran\n")
+    (own / "of-mine.yaml").write_text(ONE_STEP.replace("llama", "net.py:Net") + "on_checkpoint: touch own-run/ran\n")
     assert main(["train", "of-mine", "--out", "own-run"]) == 0, "by its name, without --trust"
     for folder in ("typed", "trusted", "own-run"):
         log = Path(folder) / "on_checkpoint" / "step-00000001.txt"
@@ -135,7 +123,7 @@ def test_a_link_into_your_folder_is_not_trusted(stranger, capsys):
 def test_the_parent_of_a_link_is_not_your_folder(stranger, capsys):
     """As text, `d/../../own/base.yaml` is the user's own file; but `d` leads to a folder of the stranger."""
     Path("own").mkdir()
-    Path("own/base.yaml").write_text(RECIPE)
+    Path("own/base.yaml").write_text(ONE_STEP)
     deep = stranger / "a" / "b"
     deep.mkdir(parents=True)
     Path("own").rename("moved")
@@ -147,9 +135,8 @@ def test_the_parent_of_a_link_is_not_your_folder(stranger, capsys):
             (stranger / place / "base.yaml").write_text(program)
             (stranger / "run.yaml").write_text(f"base: d/../../{place}/base.yaml\n")
             (stranger / "config.yaml").write_text((stranger / "run.yaml").read_text())
-            for command in ("train", "plan", "launch", "work"):
+            for command, *more in (["train"], ["plan"], ["launch", "--local", "1"], ["work"], ["work", "--dry-run"]):
                 if (command, name) != ("plan", "on_checkpoint"):
-                    more = {"launch": ["--local", "1"], "work": ["--dry-run"]}.get(command, [])
                     where = stranger if command == "work" else stranger / "run.yaml"
                     assert "--trust" in refused(capsys, [command, where, *more])
 
@@ -214,7 +201,7 @@ NASTY = "r; touch ran; {step} {checkpoint} '\"$(touch ran)`touch ran` é"
 
 def test_values_in_the_command_stay_single_words(tmp_path):
     """A folder name with a placeholder, quotes and commands stays one word."""
-    Path("mine.yaml").write_text(RECIPE)
+    Path("mine.yaml").write_text(ONE_STEP)
     command = (
         f'{sys.executable} -c \'import json, os, sys; print(json.dumps([sys.argv[1:], os.environ["CANONLM_RUN"], '
         'os.environ["CANONLM_CHECKPOINT"], os.environ["CANONLM_STEP"]]))\' {run} {checkpoint} {step} {other}'
@@ -234,7 +221,7 @@ def test_values_in_the_command_stay_single_words(tmp_path):
 def test_slurm_options_are_one_line(value):
     with pytest.raises(ValueError, match="expected a text without line ends"):
         parse(["tasks=1", "time=5", f"comment={value}"])
-    run = resolve(yaml.safe_load(RECIPE))
+    run = resolve(yaml.safe_load(ONE_STEP))
     with pytest.raises(ValueError, match="--out: expected a text without line ends"):
         _ = training(run, Path(f"run{value}"), parse(["tasks=1", "time=5"]), main).script
 

@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import re
 import warnings
 
@@ -41,18 +40,6 @@ def shown(folder):
         warnings.simplefilter("ignore")  # that something is damaged
         load_runs(folder)
     return console.file.getvalue(), render(load_play(folder))
-
-
-FILES = {
-    "fifo": lambda path: os.mkfifo(path),
-    "device": lambda path: path.symlink_to("/dev/zero"),
-    "deep": lambda path: path.write_text("[" * 100_000),
-    "digits": lambda path: path.write_text(json.dumps({"model": ABOUT, "results": []})[:-1] + f', "n": {DIGITS}}}'),
-    "list": lambda path: path.write_text("[]"),
-    "no model": lambda path: path.write_text('{"model": 3, "results": []}'),
-    "no entries": lambda path: path.write_text('{"model": {}, "results": [[], 3, null]}'),
-    "not text": lambda path: path.write_bytes(bytes(range(256))),
-}
 
 
 def test_results_that_name_a_run_outside_do_not_show_it(tmp_path):

@@ -16,9 +16,8 @@ sys.path.append(str(Path(__file__).parents[1] / "report"))
 from folders import evaluation, text_evaluation, write_run, write_text_run
 
 from canonlm.cli import main
-from canonlm.cli.live import watched_line
+from canonlm.cli.live import watched_line, watched_table
 from canonlm.experiments.published.runs import load_runs, runs_curves, runs_frame
-from canonlm.launch.grid import _sections
 from canonlm.report import load_play, tables
 from canonlm.report.page import render
 from canonlm.runs import folder as run_folder
@@ -65,6 +64,7 @@ def shown(folder):
     watch = Watch(folder)
     watch.read(time.time())
     lines = [watched_line(run) for run in watch.runs]
+    console.print(watched_table(watch.runs * 2, 40))  # twice, so that their names are shown
     for frame in (runs_frame, runs_curves):
         frame([folder])
     load_runs_quietly(folder)
@@ -102,15 +102,16 @@ def test_names_are_data(play, name, keys):
         "preset": {"preset": name},
     }
     config = {key: value for place in keys for key, value in changed.get(place, {}).items()}
+    hurt = "hurt\x1b[2J\n"
     shutil.rmtree(play / "runs" / "hurt")
-    write_run(play / "runs" / "hurt", evals=[evaluation(50, HALF)], losses=[(5, 1.0)], config=config)
+    write_run(play / "runs" / hurt, evals=[evaluation(50, HALF)], losses=[(5, 1.0)], config=config)
     if "source" in keys:
         sources, rows = {name: (name, 1.0)}, [text_evaluation(5, {name: (1.0, 0.3, 9)})]
         write_text_run(play / "runs" / "other", evals=rows, sources=sources)
     if "machine" in keys:
-        (play / "runs" / "hurt" / "env.json").write_text(json.dumps({"machine": name, "torch": [name]}))
+        (play / "runs" / hurt / "env.json").write_text(json.dumps({"machine": name, "torch": [name]}))
     if {"command", "heading"} & {*keys}:
-        section = {"heading": name if "heading" in keys else "", "runs": ["whole", "hurt"]}
+        section = {"heading": name if "heading" in keys else "", "runs": ["whole", hurt]}
         (play / "play.json").write_text(json.dumps({"title": name, "command": name, "sections": [section]}))
     text, page = shown(play)
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029]", text)
@@ -152,13 +153,6 @@ def test_the_damaged_line_of_a_configuration_is_named(play):
         run_folder.read_config(path.parent)
 
 
-@pytest.mark.parametrize("content", ["[" * 100_000, '{"sections": [{"id": "", "command": "", "runs": [{}]}]}'])
-def test_a_damaged_play_folder_is_not_overwritten(play, content):
-    (play / "play.json").write_text(content)
-    with pytest.raises(ValueError, match=r"^--out: expected a folder whose play\.json can be read"):
-        _sections(play / "play.json")
-
-
 def test_commands_print_names_in_one_line(play, capsys, monkeypatch):
     monkeypatch.chdir(play)
     name = "".join([*NAMES, "[red]x[/bold]"])
@@ -182,23 +176,3 @@ def test_commands_print_names_in_one_line(play, capsys, monkeypatch):
     page = (play / "page.html").read_text()
     assert "<script>alert" not in page
     assert "<img" not in page
-
-
-@pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "metrics.discarded.jsonl"])
-def test_a_resumed_run_does_not_write_through_links(name, tmp_path, monkeypatch, capsys):
-    """An untrusted folder may have links to your files, which a lock would empty, and rows would be added to."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "run.yaml").write_text(
-        "arch: llama\ntask: {name: copying, N: 8, min_items: 2}\ndata: {seq_len: 18, loss_on: answer}\n"
-        "model: {num_hidden_layers: 1, hidden_size: 16, num_attention_heads: 2}\n"
-        "train: {steps: 1, batch_size: 2, eval_every: 1, eval_size: 2, checkpoint_every: 1, optim: {lr: 0.01}}\n"
-    )
-    mine = tmp_path / "mine.txt"
-    mine.write_text("mine\n")
-    (tmp_path / "run").mkdir()
-    if name == "metrics.discarded.jsonl":
-        (tmp_path / "run" / "metrics.jsonl").write_text('{"kind": "train", "step": 9}\n')
-    (tmp_path / "run" / name).symlink_to(mine)
-    assert main(["train", "run.yaml", "--out", "run"]) == 2
-    assert name in capsys.readouterr().err
-    assert mine.read_text() == "mine\n"

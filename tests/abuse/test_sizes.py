@@ -6,6 +6,7 @@ import resource
 import time
 
 import pytest
+from abuse.bases import ONE_STEP
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,19 +15,11 @@ from canonlm.core.limits import memory_of, readable
 from canonlm.core.safe_yaml import MAX_NODES, parse_yaml
 from canonlm.core.untrusted import MAX_DEPTH, open_regular, parse_json, path_inside, read_bytes
 
-RECIPE = """\
-arch: llama
-task: {name: copying, N: 8, min_items: 2}
-model: {num_hidden_layers: 1, hidden_size: 16, num_attention_heads: 2}
-data: {seq_len: 18, loss_on: answer}
-train: {steps: 1, batch_size: 2, eval_every: 1, eval_size: 2, checkpoint_every: 1, optim: {lr: 0.01}}
-"""
-
 
 @pytest.fixture(autouse=True)
 def recipe(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "run.yaml").write_text(RECIPE)
+    (tmp_path / "run.yaml").write_text(ONE_STEP)
     return tmp_path / "run.yaml"
 
 

@@ -29,10 +29,16 @@ class Workshop:
         self.before: dict[str, dict[str, str]] = {}
         self.notes.mkdir(parents=True)
         _load(FIRST)
+        self.add(cases)
+
+    def add(self, cases: Sequence[Case]) -> None:
+        """Make the bases that these cases need, and run their commands undamaged."""
         for name in sorted({"recipe", *(case.base for case in cases)}):
-            (place / name).mkdir()
+            if (self.place / name).exists():
+                continue
+            (self.place / name).mkdir()
             work = _and_tell(lambda name=name: bases.BASES[name](Path.cwd()) or 0)
-            outcome = run(work, place / name, self.notes, limit=1200)  # it may compile samplers first
+            outcome = run(work, self.place / name, self.notes, limit=1200)  # it may compile samplers first
             if outcome.code != 0:
                 raise RuntimeError(f"base {name}: {outcome.err} {outcome}")
             self._load_as_it_did()

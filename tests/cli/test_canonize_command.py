@@ -34,6 +34,8 @@ def test_it_writes_a_folder_that_answers_as_before(saved, tmp_path, capsys):
     assert {"LICENSE", "canonized_model.py"} <= {path.name for path in (tmp_path / "with").iterdir()}
     assert "trust_remote_code=True" in (tmp_path / "with" / "README.md").read_text()
     assert main(["check", str(tmp_path / "out"), "--cases", "greedy,left padding"]) == 0
+    assert main(["canonize", str(tmp_path / "out"), str(tmp_path / "again")]) == 2
+    assert "one without Canon layers" in capsys.readouterr().err
 
 
 def test_the_same_seed_draws_the_same_taps(saved, tmp_path):
@@ -121,9 +123,3 @@ def test_unsupported_models_are_one_line(arguments, why, saved, tmp_path, capsys
     assert why in error
     assert error.count("\n") == 1
     assert not (tmp_path / "new").exists()
-
-
-def test_a_canonized_model_is_not_canonized_again(saved, tmp_path, capsys):
-    assert main(["canonize", str(saved), str(tmp_path / "one")]) == 0
-    assert main(["canonize", str(tmp_path / "one"), str(tmp_path / "two")]) == 2
-    assert "one without Canon layers" in capsys.readouterr().err

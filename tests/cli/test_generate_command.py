@@ -67,20 +67,14 @@ def test_a_panic_of_the_tokenizers_library_is_one_line(part, workdir, capsys):
     prepared = main(["data", "prepare", "out", "--input", "a.txt", "--tokenizer", str(file), "--workers", "1"])
     assert prepared == (0 if part in ("post_processor", "decoder") else 2)  # which it does not use
     assert "Traceback" not in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("part", ["normalizer", "post_processor", "decoder"])
-def test_a_panic_during_an_evaluation_is_one_line(part, workdir, capsys):
-    saved(workdir / "model")
-    file = workdir / "model" / "tokenizer.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), part: PANICS[part]}))
-    command = ["eval", "model", "--suite", "multihop", "people=2", "n=2", "--out", "out", "--device", "cpu"]
-    assert main(command) == 2
-    output = capsys.readouterr()
-    (line,) = [line for line in output.err.splitlines() if line.startswith("canonlm: ")]
-    assert "model/tokenizer.json: the tokenizer failed (" in line
-    assert "Traceback" not in output.out + output.err
-    assert not (workdir / "out" / "results.json").exists()
+    if part != "pre_tokenizer":
+        command = ["eval", "model", "--suite", "multihop", "people=2", "n=2", "--out", "evals", "--device", "cpu"]
+        assert main(command) == 2
+        output = capsys.readouterr()
+        (line,) = [line for line in output.err.splitlines() if line.startswith("canonlm: ")]
+        assert "model/tokenizer.json: the tokenizer failed (" in line
+        assert "Traceback" not in output.out + output.err
+        assert not (workdir / "evals" / "results.json").exists()
 
 
 def written(model, prompts, most, stop=(), bos=True):
@@ -213,28 +207,19 @@ MISTAKES = [
     (["words", "--prompts", "empty", "--out", "b"], "--prompts: expected a file with at least one prompt, got"),
     (["words", "--prompts", "bad.jsonl", "--out", "b"], '--prompts: expected {"prompt": "…"} in every line, got'),
     (["words", "a", "--top-k", "5"], "--top-k only works with a --temperature above 0"),
-    (["words", "a", "--temperature", "1", "--top-p", "2"], "--top-p: expected a number > 0 and <= 1, got 2.0"),
     (["none", "a"], 'MODEL: "none" is neither a folder nor a model on the Hub that can be reached'),
     (["bare", "a"], "--tokenizer is missing: the model has none"),
     (["short", "a" * 16], "the prompt: 17 tokens, and 1 to write, are more than the model's context of 16"),
     (["short", "a", "--max-tokens", "20"], "the prompt: 2 tokens, and 20 to write, are more than the model's context"),
     (["short", "--prompts", "two", "--out", "b"], "prompt 0: 2 tokens, and 128 to write, are more than the model's"),
-    (["played", "bos x3 y4 ans"], 'unknown word "y4" of copying. Did you mean "x4"? Words: bos, ans, x1, '),
-    (["words", "a", "--step", "3"], "--step only works with the folder of a run"),
 ]
 
 
 @pytest.mark.parametrize(("arguments", "start"), MISTAKES, ids=[" ".join(result[0])[:40] for result in MISTAKES])
-def test_mistakes_are_reported_in_one_line(workdir, monkeypatch, capsys, arguments, start):
+def test_mistakes_are_reported_in_one_line(workdir, monkeypatch, assert_refused, arguments, start):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     (workdir / "file").write_text("one\n")
     (workdir / "two").write_text("b\n\naaaaaaaaaaaaaa\n")
     (workdir / "empty").write_text("\n\n")
     (workdir / "bad.jsonl").write_text('{"prompt": "a"}\n{"text": "b"}\n')
-    before = sorted(path.name for path in workdir.iterdir())
-    assert main(["generate", *arguments]) == 2
-    output = capsys.readouterr()
-    assert output.err.startswith("canonlm: " + start)
-    assert output.err.count("\n") == 1
-    assert output.out == ""
-    assert sorted(path.name for path in workdir.iterdir()) == before
+    assert_refused(["generate", *arguments], start)

@@ -2,15 +2,17 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import polars as pl
 import pytest
-from filelock import FileLock
 
+import canonlm
 from canonlm.cli import main
 from canonlm.launch.grid import plan
 from canonlm.launch.recipes import load_preset
@@ -34,7 +36,7 @@ def command(out, *more):
     return ["play", "copying", "--arch", "llama,llama+canon=A", "--out", str(out), *SMALL, *more]
 
 
-def canonlm(*arguments):
+def started(*arguments):
     return subprocess.Popen(
         [sys.executable, "-m", "canonlm", *arguments],
         stdout=subprocess.PIPE,
@@ -65,6 +67,7 @@ def test_from_nothing_to_a_report_and_again(tmp_path, capsys, monkeypatch):
     # The same command with one more run, which fails. The finished run is not started again; the other is named, with
     # exit code 1, and the report is written. (The message of a training that diverges: tests/train/test_loop.py.)
     before = results(tmp_path)
+    assert sorted(from_python(tmp_path)["arch"]) == ["llama", "llama+canon=A"]
     (tmp_path / "report.html").unlink()
     (tmp_path / "fail.sh").write_text("#!/bin/sh\necho 'canonlm: stopped at step 5' >&2\nexit 1\n")
     (tmp_path / "fail.sh").chmod(0o755)
@@ -74,8 +77,18 @@ def test_from_nothing_to_a_report_and_again(tmp_path, capsys, monkeypatch):
     (name,) = names("train.steps=30", archs=["llama"], lrs=[1e30])
     log = tmp_path / "runs" / name / "log.txt"
     assert capsys.readouterr().err == f"canonlm: {name} failed: stopped at step 5 (whole log: {log})\n"
+    with pytest.raises(RuntimeError, match=f"^1 of 2 runs failed; {re.escape(name)}: stopped at step 5 "):
+        from_python(tmp_path, archs="llama", lrs=[3e-3, 1e30])
     assert results(tmp_path) == before
     assert (tmp_path / "report.html").exists()
+
+
+def from_python(out, **changes):
+    """The final accuracies that `canonlm.play` returns, called with the settings of `command`."""
+    settings = {key: int(value) for key, _, value in (pair.partition("=") for pair in [*SMALL, "train.steps=30"])}
+    options = {"archs": ["llama", "llama+canon=A"], "lrs": [3e-3], "seeds": 1, "out": out, "settings": settings}
+    frame = canonlm.play("copying", **options | changes)
+    return frame.filter(pl.col("kind") == "final", pl.col("metric") == "accuracy", pl.col("slice") == "all")
 
 
 def _is_reported(out, stdout):
@@ -96,42 +109,11 @@ def _is_reported(out, stdout):
 
 
 @pytest.mark.slow
-def test_two_tasks_in_one_folder(tmp_path, capsys):
-    assert main(command(tmp_path, "train.steps=10")) == 0
-    before = results(tmp_path)
-    small = ["model.hidden_size=16", "train.steps=10", "train.batch_size=4", "train.eval_size=8"]
-    assert main(["play", "depo", "--arch", "llama", "--out", str(tmp_path), *small]) == 0
-    play = json.loads((tmp_path / "play.json").read_text())
-    assert [section["heading"] for section in play["sections"]] == ["copying", "depo"]
-    assert {name: when for name, when in results(tmp_path).items() if name in before} == before
-    page = (tmp_path / "report.html").read_text()
-    assert '"title": "copying"' in page
-    assert '"title": "depo"' in page
-    assert "1 hop" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_a_run_that_another_process_begins_at_the_same_moment(tmp_path, capsys, monkeypatch):
-    """It is free when this command looks, and taken when its training begins."""
-    monkeypatch.setattr("canonlm.launch.queue.is_locked", lambda folder: False)
-    (name,) = names(archs=["llama"])
-    folder = tmp_path / "runs" / name
-    folder.mkdir(parents=True)
-    with FileLock(folder / ".lock"):
-        assert main(command(tmp_path, "--arch", "llama")) == 1
-    assert capsys.readouterr().err == (
-        f"canonlm: {name} failed: --out: expected a folder that no other process is training in, "
-        f'got "{folder}" (whole log: {folder / "log.txt"})\n'
-    )
-    assert not (folder / "metrics.jsonl").exists()
-
-
-@pytest.mark.slow
 def test_interrupted_and_resumed(tmp_path):
     """Ctrl-C to the parent only: both runs save, and no process is left; then the same command completes both."""
     arguments = command(tmp_path, "train.steps=150", "--jobs", "2")
     folders = [tmp_path / "runs" / name for name in names("train.steps=150")]
-    with canonlm(*arguments) as process:
+    with started(*arguments) as process:
         while not all((folder / "metrics.jsonl").exists() and rows_so_far(folder) for folder in folders):
             assert process.poll() is None, process.communicate()
             time.sleep(0.01)

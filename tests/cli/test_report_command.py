@@ -11,32 +11,22 @@ import sys
 import time
 
 import pytest
+from folders import evaluation, write_run
 from rich.console import Console
 
 from canonlm.cli import live, main
 from canonlm.runs.watch import Watch
 
-CONFIG = (
-    'arch: "{arch}"\ntask: {{name: depo, N: 8}}\nmodel: {{num_hidden_layers: 2, hidden_size: 64}}\n'
-    "data: {{seq_len: 64}}\ntrain: {{steps: 20, batch_size: 4, seed: {seed}, optim: {{lr: 0.001}}}}\n"
-)
 NASTY = "<img src=x onerror=alert(1)>[red]"
 
 
 def row(step, correct=75):
-    return {
-        "kind": "eval",
-        "step": step,
-        "loss": 1.5,
-        "slices": [{"slice": {"k": 1}, "correct": correct, "total": 100}],
-    }
+    return evaluation(step, {("k", 1): (correct, 100)})
 
 
 def write(folder, arch="llama", seed=0, steps=20):
-    folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(CONFIG.format(arch=arch, seed=seed))
-    train = {"kind": "train", "step": 5, "loss": 2.5, "tokens_per_s": 1234.5}
-    (folder / "metrics.jsonl").write_text(f"{json.dumps(train)}\n{json.dumps(row(10))}\n")
+    options = {"task": {"name": "depo", "N": 8}, "losses": [(5, 2.5)], "speed": 1234.5, "steps": 20}
+    write_run(folder, arch=arch, seed=seed, evals=[row(10)], finished=False, **options)
     if steps == 20:
         finish(folder)
     return folder
@@ -83,13 +73,15 @@ def test_table_only_writes_no_page(tmp_path, capsys):
             ["nowhere", "--watch"],
             'folder: expected a folder with runs or results of `canonlm eval` in it, got "nowhere"',
         ),
+        (["runs", "--out", "file/x.html"], '--out: expected a file in a folder that exists, got "file/x.html"'),
         (["nowhere", "--table", "--out", "x"], "--out cannot be used with --table, which writes no page"),
     ],
 )
-def test_refused(arguments, message, capsys, tmp_path, monkeypatch):
+def test_refused(arguments, message, assert_refused, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["report", *arguments]) == 2
-    assert capsys.readouterr().err == f"canonlm: {message}\n"
+    write(tmp_path / "runs" / "a")
+    (tmp_path / "file").write_text("mine")
+    assert_refused(["report", *arguments], f"{message}\n")
 
 
 def test_a_log_of_unfinished_runs(tmp_path, capsys, monkeypatch):
@@ -152,17 +144,6 @@ def test_a_truncated_table_counts_hidden_runs_and_names_equal_ones(tmp_path):
     assert text.splitlines()[1].split()[0] == "run29"  # running runs come first
     assert text.count("\n") <= 13
     assert NASTY in text
-
-
-def test_names_cannot_send_terminal_escapes(tmp_path):
-    write(tmp_path / "runs" / "a\x1b[2Jb\n", arch="\\e[2J")
-    following = Watch(tmp_path)
-    (run,) = following.read(0.0)
-    assert "\x1b" not in live.watched_line(run)
-    assert "\n" not in live.watched_line(run)
-    console = Console(file=io.StringIO(), width=200, color_system=None)
-    console.print(live.watched_table([run, run], 40))
-    assert "\x1b" not in console.file.getvalue()
 
 
 def read_until(source, wanted, seconds=300):

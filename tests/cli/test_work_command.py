@@ -54,32 +54,21 @@ def test_remaining_runs_and_their_progress(runs, capsys):
 
 
 MISTAKES = [
-    (["array=2"], "array=2: settings of a job only work with --slurm"),
-    (["--jobs", "0"], "--jobs: expected an integer >= 1, got 0"),
+    (["."], "DIR: expected a folder of runs, each with its config.yaml, got"),
+    (["many", "array=2"], "array=2: settings of a job only work with --slurm"),
+    (["many", "--jobs", "0"], "--jobs: expected an integer >= 1, got 0"),
     (
-        ["--slurm", "time=5", "tasks=1", "array=x"],
+        ["many", "--slurm", "time=5", "tasks=1", "array=x"],
         'array: expected one integer >= 1, the number of jobs, got "array=x"',
     ),
-    (["--dry-run", "--gpu", "h10"], 'unknown GPU "h10". Did you mean "h100"?'),
+    (["many", "--dry-run", "--gpu", "h10"], 'unknown GPU "h10". Did you mean "h100"?'),
 ]
 
 
 @pytest.mark.parametrize(("arguments", "start"), MISTAKES)
-def test_invalid_arguments(runs, capsys, arguments, start):
-    assert main(["work", str(runs), *arguments]) == 2
-    assert capsys.readouterr().err.startswith(f"canonlm: {start}")
-
-
-def test_a_folder_without_runs(tmp_path, capsys):
-    assert main(["work", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.startswith("canonlm: DIR: expected a folder of runs, each with its config.yaml, got")
-
-
-def test_an_untrusted_run_is_not_started(tiny, tmp_path, capsys):
-    create_folder(tmp_path / "run", tiny(on_checkpoint="touch /tmp/owned"))
-    assert main(["work", str(tmp_path)]) == 2
-    assert "expected --trust" in capsys.readouterr().err
-    assert not (tmp_path / "run" / "log.txt").exists()
+def test_invalid_arguments(runs, tmp_path, monkeypatch, assert_refused, arguments, start):
+    monkeypatch.chdir(tmp_path)
+    assert_refused(["work", *arguments], start)
 
 
 @pytest.mark.slow
