@@ -125,11 +125,12 @@ def _show_several(name: str, run: "later.config.RunConfig", counts: list[int], m
     table = Table(*head, title=f"{name} on {machines.gpu}, {machines.mfu:.0%} of the peak", title_justify="left")
     refused = []
     for gpus in counts:
+        many = f"{gpus:,} GPU{'s' * (gpus > 1)}"
         try:
-            with doing(f"estimating {gpus:,} GPUs"):
+            with doing(f"estimating {many}"):
                 planned = later.plan.make_plan(run, gpus, *machines)
         except ValueError as error:
-            refused.append(f"{gpus:,} GPUs: {error}")
+            refused.append(f"{many}: {error}")
             continue
         times = f" x {planned.accumulation:,}" if planned.accumulation > 1 else ""
         table.add_row(

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 _NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a FIFO would wait for a reader
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK
-MANIFEST = "canonlm-manifest.json"
 CARD = "README.md"
+MANIFEST = "canonlm-manifest.json"
 """The manifest of an exported model. Commands that read the model compare the files with it."""
 
 
