@@ -203,9 +203,8 @@ class CanonLMModel(CanonLMPreTrainedModel):
         then of whole rows. `cache`: `past_key_values` by the name it has since transformers 5.24, or the cache
         of `generate_batch`. ValueError for an argument that nothing reads."""
         cache = past_key_values if cache is None else cache
-        paged = cache is not None and not isinstance(
-            cache, Cache
-        )  # `generate_batch`: only attention reads its arguments
+        # That of `generate_batch`, whose arguments only attention reads.
+        paged = cache is not None and not isinstance(cache, Cache)
         if paged:
             kwargs |= {"cu_seq_lens_q": cu_seq_lens_q, "max_length_q": max_length_q}
         else:
@@ -349,7 +348,8 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            cache=past_key_values if cache is None else cache,
+            past_key_values=past_key_values,
+            cache=cache,
             inputs_embeds=inputs_embeds,
             doc_ids=doc_ids,
             use_cache=use_cache,
