@@ -257,6 +257,9 @@ def _planned(first: Arm, others: Sequence[Arm], seeds: int, level: float) -> tup
 
 
 def _arm(experiment: Experiment, point: grid.Point, label: str, outcomes: grid.Outcomes) -> Arm:
+    from canonlm.train.build import build_model  # imports torch, which pages do not need
+    from canonlm.train.flops import flops_per_token
+
     setting = experiment.settings[point.setting]
     rate = grid.tuned(experiment, point, outcomes)
     planned = grid.reported(experiment, point, outcomes, _seeds(setting))
@@ -267,6 +270,8 @@ def _arm(experiment: Experiment, point: grid.Point, label: str, outcomes: grid.O
     for each in tuning:
         if setting.choose_on != "test" and (run := outcomes.get(each.name)):
             scores[run.lr] = (*scores.get(run.lr, ()), score(run, setting))
+    model = build_model(tuning[0].config, "meta")
+    state = model.state(tuning[0].config.data.seq_len)
     key, *others = setting.slices or [""]
     assert not others, "the score of a profile is that of one slice, or of all of the primary scale"
     return Arm(
@@ -276,21 +281,8 @@ def _arm(experiment: Experiment, point: grid.Point, label: str, outcomes: grid.O
         grid.at_edge(experiment, point, rate, outcomes),
         sum(name in outcomes and outcomes[name] is None for name in tried),
         not tried <= outcomes.keys(),
-        *_costs_of(tuning[0]),
+        model.num_parameters,
+        flops_per_token(model, tuning[0].config.data.seq_len),
+        None if state is None else state.total,
         write_changes(tuning[0].config.model.matched),
     )
-
-
-_costs: dict[str, tuple[int, float, int | None]] = {}  # by the name of a run, which stands for its configuration
-
-
-def _costs_of(run: grid.GridRun) -> tuple[int, float, int | None]:
-    """Parameters, FLOPs per token and bytes of state of the run's model, which is built once."""
-    from canonlm.train.build import build_model  # imports torch, which pages do not need
-    from canonlm.train.flops import flops_per_token
-
-    if run.name not in _costs:
-        model, length = build_model(run.config, "meta"), run.config.data.seq_len
-        state = model.state(length)
-        _costs[run.name] = model.num_parameters, flops_per_token(model, length), None if state is None else state.total
-    return _costs[run.name]
