@@ -108,4 +108,4 @@ class WithDocuments(nn.Module):
 
 def masked() -> mock._patch:
     """Attention that does not take documents but as a mask."""
-    return mock.patch("canonlm.models.mixers.attention.takes", return_value=False)
+    return mock.patch("canonlm.models.attend.takes", return_value=False)

@@ -5,8 +5,7 @@ import torch
 from torch.testing import assert_close
 from transformers import DynamicCache
 
-from canonlm.models import masks
-from canonlm.models.mixers import attention
+from canonlm.models import attend, masks
 from canonlm.ops import packed_attention
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -74,7 +73,7 @@ def test_isolated_documents_without_a_mask(small_model, monkeypatch):
         doc_ids = documents(input_ids).cuda()
         got = model(input_ids, doc_ids=doc_ids, use_cache=False).logits
         assert bool(made) != packed_attention._kernel_is_right(False)
-        monkeypatch.setattr(attention, "takes", lambda *_: False)
+        monkeypatch.setattr(attend, "takes", lambda *_: False)
         expected = model(input_ids, doc_ids=doc_ids, use_cache=False).logits
     assert made
     assert_close(got, expected, atol=0.5, rtol=0)

@@ -13,9 +13,8 @@ from transformers import DynamicCache, StaticCache, masking_utils
 from transformers import modeling_flash_attention_utils as flash
 from transformers.integrations import flex_attention as flex
 
-from canonlm.models import masks
+from canonlm.models import attend, masks
 from canonlm.models.decoder import Decoder
-from canonlm.models.mixers import attention
 from canonlm.ops import fla, gated_delta_rule, packed_attention
 from canonlm.ops.varlen import Documents, documents_of
 
@@ -53,12 +52,12 @@ def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *, s
     return torch.cat(parts)
 
 
-def put_in_place(monkeypatch, attend):
+def put_in_place(monkeypatch, kernel):
     """Replace torch's kernel, for CPU tensors."""
     packed_attention._takes_windows()  # caches the answer about the installed one
     packed_attention._takes_groups()
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", attend)
-    monkeypatch.setattr(attention, "takes", lambda *_: True)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
+    monkeypatch.setattr(attend, "takes", lambda *_: True)
 
 
 @pytest.fixture
@@ -227,7 +226,7 @@ def test_a_step_does_not_synchronize_and_computes_borders_once(small_model, call
 
     given = documents_of(DOC_IDS)
     with monkeypatch.context() as on_a_cpu:
-        on_a_cpu.setattr(attention, "takes", lambda *_: False)
+        on_a_cpu.setattr(attend, "takes", lambda *_: False)
         expected = step(Documents(DOC_IDS))
         assert all(map(torch.equal, step(given), expected))
     assert not calls

@@ -29,6 +29,17 @@ class AverageCanon(CanonLayer):
         return torch.full(shape, 1 / self.kernel_size, device=x.device, dtype=_at_least_float32(x))
 
 
+class TokenShift(AverageCanon):
+    """y_t = x_{t-1}, zero at the first token of a document. No parameters."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__(hidden_size, 2, residual=False)
+
+    def taps(self, x: Tensor) -> Tensor:
+        ones = x.new_ones(self.hidden_size, 1, 1, dtype=_at_least_float32(x))
+        return nn.functional.pad(ones, (0, 1))  # made on the device: a copy from the host would wait
+
+
 class KeyOffset(AverageCanon):
     """`:offset`: in each head of D channels, channel c comes from the token before if c mod D/2 >= D/4.
 

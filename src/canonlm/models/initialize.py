@@ -7,6 +7,7 @@ import hashlib
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -88,7 +89,14 @@ def _truncated(name: str, config: Config, in_layer: bool) -> Fill:
 
 def start_with(module: nn.Module, **fills: Fill) -> None:
     """Replace the usual initial values of parameters of `module`, by their names in it."""
-    module.initial = fills  # type: ignore[assignment]
+    module.initial = {**getattr(module, "initial", {}), **fills}  # type: ignore[assignment]
+
+
+def add_parameters(module: nn.Module, **starts: tuple[Any, ...]) -> None:
+    """Give `module` parameters, by name: (initial values, size, …). One that it already has is replaced."""
+    for name, (_, *shape) in starts.items():
+        module.register_parameter(name, nn.Parameter(torch.empty(shape)))
+    start_with(module, **{name: fill for name, (fill, *_) in starts.items()})
 
 
 def ones(x: Tensor, generator: torch.Generator) -> None:

@@ -5,9 +5,9 @@ from torch import Tensor
 from transformers import Cache
 
 from canonlm.core.errors import expected, unsupported
+from canonlm.models.attend import needs_no_mask
 from canonlm.models.cache import Layout, document_runs, documents_from_positions, positions_in_documents
 from canonlm.models.config import CanonLMConfig
-from canonlm.models.mixers.attention import needs_no_mask
 from canonlm.ops.compiled import is_exporting
 from canonlm.ops.varlen import Documents, as_documents, doc_ids_of, is_visible, read_mask
 

@@ -1,11 +1,17 @@
 """Positions in attention: rotations (RoPE) or penalties for distance (ALiBi)."""
 
+import math
+
 import torch
 from torch import Tensor
 from transformers import Cache
 
 from canonlm.models.settings import Config
 from canonlm.ops.compiled import materialize_on_any_device
+from canonlm.ops.context_parallel import Span
+
+Rotary = tuple[Tensor, Tensor] | None
+"""(cos, sin), each `[B or 1, T, 1, rope_dim / 2]`; None: no rotary positions."""
 
 
 def rotary_table(position_ids_BT: Tensor, rope_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -26,6 +32,16 @@ def rotate(x_BTHE: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
     a, b, rest = x_BTHE[..., :half], x_BTHE[..., half : 2 * half], x_BTHE[..., 2 * half :]
     rotated = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x_BTHE.dtype)
     return rotated if rest.shape[-1] == 0 else torch.cat([rotated, rest], dim=-1)
+
+
+def running_angles(turns_BTHS: Tensor, before_BHS: Tensor | None, span: Span | None = None) -> Tensor:
+    """The sum of all turns up to each token, from an angle `before` (None: 0), summed in float64: a long sum in float32
+    has no digits left for the angle. With a span, the turns of the processes before come first."""
+    turns = turns_BTHS.double()
+    start = 0.0 if before_BHS is None else before_BHS[:, None]
+    if span is not None:
+        start = span.sum_before(turns.sum(1, keepdim=True))
+    return ((turns.cumsum(1) + start) % math.tau).to(turns_BTHS.dtype)
 
 
 def alibi_mask(

@@ -15,6 +15,8 @@ No term is subtracted from a larger one. The SSD takes the R inputs of a token o
 Shapes: B batch, T time, R inputs of a token, H heads, P channels of a head, N state size.
 """
 
+from itertools import accumulate
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -97,3 +99,18 @@ def _shift(x_BTX: Tensor, last_BX: Tensor, latest: Tensor | None) -> tuple[Tenso
     if latest is not None:
         x = x.gather(1, latest.view(*latest.shape, *[1] * (x.ndim - 2)).expand(-1, -1, *x.shape[2:]))
     return x[:, :-1], x[:, -1]
+
+
+def pack(state: State, angle_BHS: Tensor) -> Tensor:
+    """`[B, H, …]`, as a cache keeps it: all numbers of a head, with its angles."""
+    S, k_BRHN, x_BRHP = state
+    return torch.cat(
+        [part.flatten(2) for part in (S, k_BRHN.transpose(1, 2), x_BRHP.transpose(1, 2), angle_BHS)], dim=-1
+    )
+
+
+def unpack(packed: Tensor, channels: int, size: int, rank: int) -> tuple[State, Tensor]:
+    """The state, and the angles `[B, H, S]`."""
+    S, k, x, angle = packed.tensor_split(list(accumulate((channels * size, rank * size, rank * channels))), dim=-1)
+    k_BRHN, x_BRHP = (part.unflatten(-1, (rank, -1)).transpose(1, 2) for part in (k, x))
+    return (S.unflatten(-1, (channels, size)), k_BRHN, x_BRHP), angle

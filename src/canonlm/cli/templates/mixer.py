@@ -1,9 +1,8 @@
 """Linear attention whose heads forget at learned rates."""
 
 import torch
-from torch import nn
 
-from canonlm.models.initialize import log_of_uniform, start_with
+from canonlm.models.initialize import add_parameters, log_of_uniform
 from canonlm.models.mixers.recurrent import LinearAttention, mask_out
 from canonlm.ops.ssd import ssd
 
@@ -13,8 +12,7 @@ class Fading(LinearAttention):
 
     def __init__(self, config, layer_idx):
         super().__init__(config, layer_idx)  # projections to q, k and v, the output's norm and gate
-        self.log_rate = nn.Parameter(torch.empty(self.options.num_heads))
-        start_with(self, log_rate=log_of_uniform(1e-3, 1e-1))
+        add_parameters(self, log_rate=(log_of_uniform(1e-3, 1e-1), self.options.num_heads))
 
     def recur(self, x_BTD, q_BTHK, k_BTHK, v_BTHV, layout, state):
         """What happens between the projections: the output [B, T, H, V], and the state after the last token."""

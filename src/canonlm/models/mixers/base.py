@@ -2,16 +2,20 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from transformers import Cache
 
 from canonlm.canon.layer import on_this_device
-from canonlm.canon.sites import OF_MIXER, members
+from canonlm.canon.sites import OF_MIXER, SHORT_CONV, members
 from canonlm.canon.variants import make_canon
 from canonlm.core.distributed import sum_over
+from canonlm.core.errors import expected
+from canonlm.models.apply_canon import Slot, run_site
+from canonlm.models.cache import Layout
 from canonlm.models.settings import Config, check_divides, check_positive
 from canonlm.models.show import by_projection
 
@@ -43,6 +47,24 @@ class Options:
     def complete(self, config: Config) -> None:
         """Derive and check the options, from the general fields. InvalidSetting for wrong ones."""
 
+    def derive(self, **defaults: int) -> None:
+        """Fill in those of these sizes that are None, and check them all."""
+        for key, default in defaults.items():
+            if getattr(self, key) is None:
+                setattr(self, key, default)
+        self.check_positive(*defaults)
+
+    def derive_heads(self, config: Config, **widths: int) -> None:
+        """Fill in `num_heads`, by default half of num_attention_heads, and head dims, by default `widths[key]` *
+        hidden_size / num_heads."""
+        options: Any = self
+        options.derive(num_heads=max(1, config.num_attention_heads // 2))
+        for key, times in widths.items():
+            if getattr(self, key) is None and times * config.hidden_size % options.num_heads:
+                what = f"a divisor of hidden_size = {config.hidden_size} (or set {key})"
+                raise expected("num_heads", what, options.num_heads)
+        self.derive(**{key: times * config.hidden_size // options.num_heads for key, times in widths.items()})
+
     check_positive = check_positive
     check_divides = check_divides
 
@@ -70,6 +92,10 @@ class Mixer(nn.Module):
         super().__init__()
         self.config, self.layer_idx, self.sites = config, layer_idx, config.sites(layer_idx)
 
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...  # torch's says that a parameter may be a module
+
     def add_canons(self, widths: dict[str, int], head_dims: dict[str, int] | None = None) -> None:
         """Site B: `canonB_NAME` on each projection; on "q", "k" and "v" where the layer has the site of that letter.
 
@@ -81,6 +107,24 @@ class Mixer(nn.Module):
                 head_dim, input_size = (head_dims or {}).get(name), self.config.hidden_size
                 canon = make_canon(variant, width, head_dim=head_dim, input_size=input_size)
                 self.add_module(f"canon{OF_MIXER}_{name}", canon)
+
+    def run(
+        self,
+        site: str,
+        inputs: dict[str, Tensor],
+        layout: Layout,
+        cache: Cache | None,
+        mixer_input: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """Apply site b or B, or another inside the mixer, to the projections that have it. `mixer_input` is what they
+        were projected from."""
+        if site not in self.sites:
+            return inputs
+        pattern = "{}_conv1d" if site == SHORT_CONV else f"canon{site}_{{}}"
+        layers: list[Any] = [getattr(self, pattern.format(name), None) for name in inputs]
+        slot = Slot(layout, cache, self.layer_idx, self.sites.index(site))
+        outputs = run_site(layers, list(inputs.values()), slot, mixer_input)
+        return dict(zip(inputs, outputs, strict=True))
 
     def shared(self, x: Tensor) -> Tensor:
         """`x`, which is the same on all devices of the group, for heads of this device: the gradient is summed over

@@ -11,11 +11,10 @@ keys it is the GDN2 of Physics of Language Models, Part 4.2.
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from canonlm.models.cache import Layout
-from canonlm.models.initialize import inverse_softplus_of_log_uniform, log_of_uniform, start_with
+from canonlm.models.initialize import add_parameters, inverse_softplus_of_log_uniform, log_of_uniform
 from canonlm.models.mixers.base import CHUNK, Architecture, register
 from canonlm.models.mixers.recurrent import HeadOptions, LinearAttention, at_least_float32, mask_out, unit
 from canonlm.models.settings import Config
@@ -58,9 +57,8 @@ class GatedDeltaNet(LinearAttention):
         heads = self.options.num_heads
         self.a_proj: nn.Module = nn.Linear(config.hidden_size, heads, bias=False)
         self.b_proj = nn.Linear(config.hidden_size, self.num_key_value_heads, bias=False)
-        self.A_log = nn.Parameter(torch.empty(heads))
-        self.dt_bias = nn.Parameter(torch.empty(heads))
-        start_with(self, A_log=log_of_uniform(0, 16), dt_bias=inverse_softplus_of_log_uniform(1e-3, 1e-1))
+        dt_bias = (inverse_softplus_of_log_uniform(1e-3, 1e-1), heads)
+        add_parameters(self, A_log=(log_of_uniform(0, 16), heads), dt_bias=dt_bias)
 
     @classmethod
     def flops(cls, config: Config, seq_len: int) -> float:

@@ -10,13 +10,12 @@ are as wide as values.
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
 
-from canonlm.models.initialize import inverse_softplus_of_log_uniform, log_of_uniform, start_with
+from canonlm.models.initialize import add_parameters, inverse_softplus_of_log_uniform, log_of_uniform, start_with
 from canonlm.models.mixers.base import CHUNK, DERIVED, Architecture, register
 from canonlm.models.mixers.gdn import DeltaOptions, GatedDeltaNet, delta_flops
-from canonlm.models.mixers.recurrent import LowRank, at_least_float32, derive_heads
+from canonlm.models.mixers.recurrent import LowRank, at_least_float32
 from canonlm.models.settings import Config
 
 
@@ -29,11 +28,8 @@ class KDAOptions(DeltaOptions):
     decay_rank: int = DERIVED
 
     def complete(self, config: Config) -> None:
-        derive_heads(self, config, key_head_dim=1, value_head_dim=1)
-        for key in ("output_gate_rank", "decay_rank"):
-            if getattr(self, key) is None:
-                setattr(self, key, self.value_head_dim)
-        self.check_positive("output_gate_rank", "decay_rank")
+        self.derive_heads(config, key_head_dim=1, value_head_dim=1)
+        self.derive(output_gate_rank=self.value_head_dim, decay_rank=self.value_head_dim)
 
 
 @register("kda")
@@ -50,10 +46,10 @@ class KimiDeltaAttention(GatedDeltaNet):
         super().__init__(config, layer_idx)
         hidden, options = config.hidden_size, self.options
         self.a_proj = LowRank(config, hidden, options.decay_rank, self.widths["q"], bias=False)
-        self.dt_bias = nn.Parameter(torch.empty(self.widths["q"]))
         if self.g_proj is not None:
             self.g_proj = LowRank(config, hidden, options.output_gate_rank, self.widths["v"], bias=False)
-        start_with(self, A_log=log_of_uniform(1, 16), dt_bias=inverse_softplus_of_log_uniform(1e-3, 1e-1))
+        add_parameters(self, dt_bias=(inverse_softplus_of_log_uniform(1e-3, 1e-1), self.widths["q"]))
+        start_with(self, A_log=log_of_uniform(1, 16))
 
     @classmethod
     def flops(cls, config: Config, seq_len: int) -> float:

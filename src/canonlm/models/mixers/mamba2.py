@@ -9,15 +9,14 @@ through the short convolution (site b), which has a bias here. Canon-B is on all
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
 from transformers import Cache
 
 from canonlm.canon.sites import OF_MIXER, SHORT_CONV
 from canonlm.models.cache import Layout
-from canonlm.models.initialize import inverse_softplus_of_log_uniform, log_of_uniform, ones, start_with
+from canonlm.models.initialize import add_parameters, inverse_softplus_of_log_uniform, log_of_uniform, ones
 from canonlm.models.mixers.base import CHUNK, DERIVED, Architecture, Options, register
-from canonlm.models.mixers.recurrent import RecurrentMixer, at_least_float32, derive_heads, mask_out
+from canonlm.models.mixers.recurrent import RecurrentMixer, at_least_float32, mask_out
 from canonlm.models.norm import RMSNorm
 from canonlm.models.settings import Config
 from canonlm.ops.ssd import ssd
@@ -34,7 +33,7 @@ class Mamba2Options(Options):
     n_groups: int = 1
 
     def complete(self, config: Config) -> None:
-        derive_heads(self, config, head_dim=2)
+        self.derive_heads(config, head_dim=2)
         self.check_positive("state_size")
         self.check_divides("n_groups", "num_heads")
 
@@ -68,15 +67,11 @@ class Mamba2(RecurrentMixer):
         super().__init__(config, layer_idx)
         heads, inner = self.options.num_heads, self.options.num_heads * self.options.head_dim
         shared = self.options.n_groups * self.options.state_size
-        self.widths = {"z": inner, "x": inner, "B": shared, "C": shared, "dt": heads}
-        for name, width in self.widths.items():
-            self.add_module(f"{name}_proj", nn.Linear(config.hidden_size, width, bias=False))
+        self.add_projections({"z": inner, "x": inner, "B": shared, "C": shared, "dt": heads})
         self.add_short_convs({name: self.widths[name] for name in "xBC"}, bias=True)
         self.add_canons(self.widths)
-        self.A_log = nn.Parameter(torch.empty(heads))
-        self.D = nn.Parameter(torch.empty(heads))
-        self.dt_bias = nn.Parameter(torch.empty(heads))
-        start_with(self, A_log=log_of_uniform(1, 16), D=ones, dt_bias=inverse_softplus_of_log_uniform(1e-3, 1e-1))
+        dt_bias = (inverse_softplus_of_log_uniform(1e-3, 1e-1), heads)
+        add_parameters(self, A_log=(log_of_uniform(1, 16), heads), D=(ones, heads), dt_bias=dt_bias)
         self.norm = RMSNorm(inner, config.rms_norm_eps)
         self.out_proj = nn.Linear(inner, config.hidden_size, bias=False)
 
@@ -86,8 +81,7 @@ class Mamba2(RecurrentMixer):
         return ssd_flops(o.num_heads, o.n_groups, o.state_size, o.head_dim, min(CHUNK, seq_len))
 
     def mix(self, x_BTD: Tensor, layout: Layout, cache: Cache | None, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        projected = {name: self.get_submodule(f"{name}_proj")(x_BTD) for name in self.widths}
-        projected = self.run(OF_MIXER, projected, layout, cache)
+        projected = self.run(OF_MIXER, self.project(x_BTD), layout, cache)
         z, dt = projected.pop("z"), projected.pop("dt")
         x, B, C = self.run(SHORT_CONV, projected, layout, cache).values()
         x_BTHP = x.unflatten(-1, (-1, self.options.head_dim))

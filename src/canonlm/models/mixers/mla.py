@@ -8,8 +8,9 @@ a norm between them. Decoding keeps c and r only. In a step of one token W_b mov
 (Section 2.1.2): scores are (W_k,h^T q_th) . c_s, and values are W_v,h sum_s p_ths c_s.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +19,13 @@ from transformers import Cache
 from canonlm.canon.layer import untouched
 from canonlm.canon.sites import OF_MIXER
 from canonlm.core.errors import expected
-from canonlm.models.apply_canon import Slot, run_site
-from canonlm.models.cache import Layout, keep_last
-from canonlm.models.mixers.attention import Attention, mean_reach
+from canonlm.models.attend import Outputs, mean_reach
+from canonlm.models.cache import Layout
+from canonlm.models.mixers.attention import Attention
 from canonlm.models.mixers.base import DERIVED, Architecture, Mixer, Options, register
 from canonlm.models.norm import RMSNorm
-from canonlm.models.positions import rotate
+from canonlm.models.positions import Rotary, rotate
 from canonlm.models.settings import Config
-from canonlm.ops.context_parallel import Span
 
 
 @dataclass
@@ -39,10 +39,8 @@ class LatentOptions(Options):
     v_head_dim: int = DERIVED
 
     def complete(self, config: Config) -> None:
-        self.kv_lora_rank = 4 * config.head_dim if self.kv_lora_rank is None else self.kv_lora_rank
-        self.qk_nope_head_dim = config.head_dim if self.qk_nope_head_dim is None else self.qk_nope_head_dim
-        self.v_head_dim = config.head_dim if self.v_head_dim is None else self.v_head_dim
-        self.check_positive("kv_lora_rank", "qk_nope_head_dim", "v_head_dim")
+        size = config.head_dim
+        self.derive(kv_lora_rank=4 * size, qk_nope_head_dim=size, v_head_dim=size)
         if self.q_lora_rank is not None:
             self.check_positive("q_lora_rank")
 
@@ -71,10 +69,10 @@ class LatentAttention(Attention):
     def __init__(self, config: Config, layer_idx: int) -> None:
         Mixer.__init__(self, config, layer_idx)
         o, hidden, bias = config.options(layer_idx), config.hidden_size, config.attention_bias
-        heads = config.num_attention_heads
-        self.key_dim, self.value_dim, self.rope_dim = o.qk_nope_head_dim, o.v_head_dim, config.rope_dim
-        self.scaling, self.num_key_value_groups = (self.key_dim + self.rope_dim) ** -0.5, 1
-        q_size = heads * (self.key_dim + self.rope_dim)
+        heads, self.rope_dim = config.num_attention_heads, config.rope_dim
+        self.key_dims, self.value_dim = [o.qk_nope_head_dim, self.rope_dim], o.v_head_dim
+        self.scaling, self.num_key_value_groups = sum(self.key_dims) ** -0.5, 1
+        q_size = heads * sum(self.key_dims)
         if o.q_lora_rank is None:
             self.q_proj = nn.Linear(hidden, q_size, bias=False)
         else:
@@ -83,15 +81,12 @@ class LatentAttention(Attention):
             self.q_b_proj = nn.Linear(o.q_lora_rank, q_size, bias=False)
         self.kv_a_proj = nn.Linear(hidden, o.kv_lora_rank, bias=bias)
         self.kv_a_layernorm = RMSNorm(o.kv_lora_rank, config.rms_norm_eps)
-        self.kv_b_proj = nn.Linear(o.kv_lora_rank, heads * (self.key_dim + self.value_dim), bias=False)
+        self.kv_b_proj = nn.Linear(o.kv_lora_rank, heads * (self.key_dims[0] + self.value_dim), bias=False)
         self.o_proj = nn.Linear(heads * self.value_dim, hidden, bias=bias)
-        canons = {"q": q_size, "latent": o.kv_lora_rank}
         if self.rope_dim:
             self.k_rope_proj = nn.Linear(hidden, self.rope_dim, bias=bias)
-            canons["rope"] = self.rope_dim
         self.add_options(heads * self.value_dim)
-        self.state_idx = self.sites.find(OF_MIXER)
-        self.add_canons(canons)
+        self.add_canons({"q": q_size, "latent": o.kv_lora_rank} | ({"rope": self.rope_dim} if self.rope_dim else {}))
 
     @classmethod
     def check(cls, config: Config) -> None:
@@ -106,64 +101,30 @@ class LatentAttention(Attention):
         widths = o.qk_nope_head_dim + config.rope_dim + o.v_head_dim
         return 2 * config.num_attention_heads * widths * mean_reach(config, seq_len)
 
-    def forward(
-        self,
-        x_BTD: Tensor,
-        layout: Layout,
-        attention_mask: Tensor | None,
-        rotary: tuple[Tensor, Tensor] | None,
-        cache: Cache | None = None,
-        **kwargs,
-    ) -> tuple[Tensor, Tensor | None]:
-        full = hasattr(self, "q_proj")
-        q = self.q_proj(x_BTD) if full else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x_BTD)))
-        projected = [q, self.kv_a_layernorm(self.kv_a_proj(x_BTD))]
-        projected += [self.k_rope_proj(x_BTD)] if self.rope_dim else []
-        if self.state_idx >= 0:
-            canons = [
-                getattr(self, f"canon{OF_MIXER}_{name}", None) for name in ("q", "latent", "rope")[: len(projected)]
-            ]
-            slot = Slot(layout, cache, self.layer_idx, self.state_idx)
-            projected = run_site(canons, projected, slot, x_BTD)
-        q_BTHE, c_BTC, *rest = projected[0].unflatten(-1, (-1, self.key_dim + self.rope_dim)), *projected[1:]
-        q_BTHN, p_BTHP = q_BTHE.split([self.key_dim, self.rope_dim], dim=-1)
-        r_BT1P = self.shared(rest[0])[:, :, None] if rest else c_BTC[:, :, None, :0]
+    def heads(self, x_BTD: Tensor, layout: Layout, rotary: Rotary, cache: Cache | None) -> Sequence[Tensor]:
+        """Queries `[B, H, T, N + P]`, and what all heads share: c `[B, 1, T, C]` and r `[B, 1, T, P]`."""
+        q = self.q_proj(x_BTD) if hasattr(self, "q_proj") else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x_BTD)))
+        inputs = {"q": q, "latent": self.kv_a_layernorm(self.kv_a_proj(x_BTD))}
+        inputs |= {"rope": self.k_rope_proj(x_BTD)} if self.rope_dim else {}
+        q, c_BTC, *rest = self.run(OF_MIXER, inputs, layout, cache, x_BTD).values()
+        q_BTHE, c_BT1C = q.unflatten(-1, (-1, sum(self.key_dims))), c_BTC[:, :, None]
+        r_BT1P = self.shared(rest[0])[:, :, None] if rest else c_BT1C[..., :0]
         if rotary is not None and rest:
+            q_BTHN, p_BTHP = q_BTHE.split(self.key_dims, dim=-1)
             p_BTHP, r_BT1P = (rotate(x, *rotary, x.shape[2]) for x in (p_BTHP, r_BT1P))
-        q_BHTN, p_BHTP, r_B1SP, c_B1SC = (x.transpose(1, 2) for x in (q_BTHN, p_BTHP, r_BT1P, c_BTC[:, :, None]))
-        new = c_B1SC, r_B1SP
-        if cache is not None:
-            c_B1SC, r_B1SP = cache.update(c_B1SC, r_B1SP, self.layer_idx)
-        kept = c_B1SC, r_B1SP
-        if layout.without_mask:  # nothing was cached: a static cache has empty places after the new tokens
-            assert layout.documents is not None
-            (c_B1SC, r_B1SP), kwargs = new, kwargs | layout.documents.arguments()
-        y_BTF, weights = self.sums(q_BHTN, p_BHTP, c_B1SC, r_B1SP, attention_mask, layout.span, kwargs)
-        if cache is not None and layout.key_order is not None and self.window is not None:
-            keep_last(cache.layers[self.layer_idx], *kept, layout.key_order)
-        return self.output(y_BTF, x_BTD), weights
+            q_BTHE = torch.cat([q_BTHN, p_BTHP], dim=-1)
+        return [x.transpose(1, 2) for x in (q_BTHE, c_BT1C, r_BT1P)]
 
-    def sums(
-        self,
-        q_BHTN: Tensor,
-        p_BHTP: Tensor,
-        c_B1SC: Tensor,
-        r_B1SP: Tensor,
-        mask: Tensor | None,
-        span: Span | None,
-        kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        """The sums over tokens, `[B, T, H, V]`, and any weights."""
-        heads, sizes = q_BHTN.shape[1], [self.key_dim, self.value_dim]
+    def sums(self, kernel: Callable[..., Outputs], q_BHTE: Tensor, c_B1SC: Tensor, r_B1SP: Tensor) -> Outputs:
+        heads, sizes = q_BHTE.shape[1], [self.key_dims[0], self.value_dim]
         c_BHSC, r_BHSP = (x.expand(-1, heads, -1, -1) for x in (c_B1SC, r_B1SP))
         # Wrapped layers (LoRA, quantized, offloaded) have to be called, and flash attention takes no wide heads.
         plain = type(self.kv_b_proj) is nn.Linear and untouched(self.kv_b_proj)
-        if q_BHTN.shape[2] == 1 and plain and self.config._attn_implementation in ("sdpa", "eager"):
+        if q_BHTE.shape[2] == 1 and plain and self.config._attn_implementation in ("sdpa", "eager"):
             k_HNC, v_HVC = self.kv_b_proj.weight.unflatten(0, (heads, -1)).split(sizes, dim=1)
-            q_BHTC = torch.einsum("bhtn,hnc->bhtc", q_BHTN, k_HNC)
-            q, k = torch.cat([q_BHTC, p_BHTP], dim=-1), torch.cat([c_BHSC, r_BHSP], dim=-1)
-            y_BTHC, weights = self.attend(q, k, c_BHSC, mask, span, kwargs)
+            q_BHTN, p_BHTP = q_BHTE.split(self.key_dims, dim=-1)
+            q_BHTF = torch.cat([torch.einsum("bhtn,hnc->bhtc", q_BHTN, k_HNC), p_BHTP], dim=-1)
+            y_BTHC, weights = kernel(q_BHTF, torch.cat([c_BHSC, r_BHSP], dim=-1), c_BHSC)
             return torch.einsum("bthc,hvc->bthv", y_BTHC, v_HVC), weights
         k_BHSN, v_BHSV = self.kv_b_proj(c_B1SC[:, 0]).unflatten(-1, (heads, -1)).transpose(1, 2).split(sizes, dim=-1)
-        q, k = torch.cat([q_BHTN, p_BHTP], dim=-1), torch.cat([k_BHSN, r_BHSP], dim=-1)
-        return self.attend(q, k, v_BHSV, mask, span, kwargs)
+        return kernel(q_BHTE, torch.cat([k_BHSN, r_BHSP], dim=-1), v_BHSV)

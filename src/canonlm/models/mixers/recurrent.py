@@ -1,5 +1,6 @@
 """Base classes of recurrent mixers: states between calls, convolution sites, gates."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -9,8 +10,6 @@ from transformers import Cache
 
 from canonlm.canon.layer import CanonLayer, on_this_device
 from canonlm.canon.sites import OF_MIXER, SHORT_CONV
-from canonlm.core.errors import expected
-from canonlm.models.apply_canon import Slot, run_site
 from canonlm.models.cache import Layout, read_recurrence, write_recurrence
 from canonlm.models.initialize import Fill, normal, start_with, zeros
 from canonlm.models.mixers.base import DERIVED, Mixer, Options
@@ -19,35 +18,27 @@ from canonlm.models.settings import Config
 
 
 @dataclass
-class HeadOptions(Options):
-    """Options of mixers with heads: `num_heads` (default: half of num_attention_heads, at least 1), `key_head_dim`
-    (default: hidden_size / num_heads), `value_head_dim` (default: twice that). `output_gate`: gate the output by a
-    projection of rank `output_gate_rank` (None: of full rank)."""
+class KeyValueOptions(Options):
+    """Options of mixers whose heads have keys and values: `num_heads` (default: half of num_attention_heads, at least
+    1), `key_head_dim` and `value_head_dim`."""
 
     num_heads: int = DERIVED
     key_head_dim: int = DERIVED
     value_head_dim: int = DERIVED
+
+
+@dataclass
+class HeadOptions(KeyValueOptions):
+    """Also `output_gate`: gate the output by a projection of rank `output_gate_rank` (None: of full rank). By default
+    `key_head_dim` is hidden_size / num_heads, and `value_head_dim` twice that."""
+
     output_gate: bool = True
     output_gate_rank: int | None = 16
 
     def complete(self, config: Config) -> None:
-        derive_heads(self, config, key_head_dim=1, value_head_dim=2)
+        self.derive_heads(config, key_head_dim=1, value_head_dim=2)
         if self.output_gate_rank is not None:
             self.check_positive("output_gate_rank")
-
-
-def derive_heads(options: Any, config: Config, **widths: int) -> None:
-    """Fill in `num_heads` and each head dimension, by default `widths[key]` * hidden_size / num_heads."""
-    if options.num_heads is None:
-        options.num_heads = max(1, config.num_attention_heads // 2)
-    options.check_positive("num_heads")
-    for key, times in widths.items():
-        if getattr(options, key) is None:
-            if times * config.hidden_size % options.num_heads:
-                what = f"a divisor of hidden_size = {config.hidden_size} (or set {key})"
-                raise expected("num_heads", what, options.num_heads)
-            setattr(options, key, times * config.hidden_size // options.num_heads)
-    options.check_positive(*widths)
 
 
 class RecurrentMixer(Mixer):
@@ -84,6 +75,15 @@ class RecurrentMixer(Mixer):
         write_recurrence(cache, self.layer_idx, mixed[1])
         return mixed[0], mixed[2] if self.hands_on else None
 
+    def add_projections(self, widths: dict[str, int]) -> None:
+        """`NAME_proj`, from the mixer's input to this many channels each."""
+        self.widths = widths
+        for name, width in widths.items():
+            self.add_module(f"{name}_proj", nn.Linear(self.config.hidden_size, width, bias=False))
+
+    def project(self, x_BTD: Tensor) -> dict[str, Tensor]:
+        return {name: self.get_submodule(f"{name}_proj")(x_BTD) for name in self.widths}
+
     def add_short_convs(self, widths: dict[str, int], *, bias: bool = False, fill: Fill | None = None) -> None:
         """Site b: a short convolution with SiLU and without residual on each projection."""
         if SHORT_CONV not in self.sites:
@@ -93,24 +93,6 @@ class RecurrentMixer(Mixer):
             if fill is not None:
                 start_with(conv, weight=fill)
             self.add_module(f"{name}_conv1d", conv)
-
-    def run(
-        self,
-        site: str,
-        inputs: dict[str, Tensor],
-        layout: Layout,
-        cache: Cache | None,
-        mixer_input: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        """Apply site b or B, or another inside the mixer, to the projections that have it. `mixer_input` is what they
-        were projected from."""
-        if site not in self.sites:
-            return inputs
-        pattern = "{}_conv1d" if site == SHORT_CONV else f"canon{site}_{{}}"
-        layers: list[Any] = [getattr(self, pattern.format(name), None) for name in inputs]
-        slot = Slot(layout, cache, self.layer_idx, self.sites.index(site))
-        outputs = run_site(layers, list(inputs.values()), slot, mixer_input)
-        return dict(zip(inputs, outputs, strict=True))
 
 
 class LinearAttention(RecurrentMixer):
@@ -130,16 +112,11 @@ class LinearAttention(RecurrentMixer):
         options, hidden = self.options, config.hidden_size
         heads, value_dim = options.num_heads, options.value_head_dim
         self.num_key_value_heads = getattr(options, "num_key_value_heads", heads)
-        self.widths = {
-            "q": heads * options.key_head_dim,
-            "k": self.num_key_value_heads * options.key_head_dim,
-            "v": self.num_key_value_heads * value_dim,
-        }
-        for name, width in self.widths.items():
-            self.add_module(f"{name}_proj", nn.Linear(hidden, width, bias=False))
+        self.head_dims = {"q": options.key_head_dim, "k": options.key_head_dim, "v": value_dim}
+        counts = {"q": heads, "k": self.num_key_value_heads, "v": self.num_key_value_heads}
+        self.add_projections({name: counts[name] * size for name, size in self.head_dims.items()})
         self.add_short_convs(self.widths, fill=normal(config.initializer_range))
-        key_dim = options.key_head_dim
-        self.add_canons(self.widths, {"q": key_dim, "k": key_dim, "v": value_dim})
+        self.add_canons(self.widths, self.head_dims)
         self.g_proj: nn.Module | None = None
         if options.output_gate:
             rank, width = options.output_gate_rank, heads * value_dim
@@ -158,17 +135,13 @@ class LinearAttention(RecurrentMixer):
         raise NotImplementedError
 
     def mix(self, x_BTD: Tensor, layout: Layout, cache: Cache | None, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        projected = {name: self.get_submodule(f"{name}_proj")(x_BTD) for name in self.widths}
+        projected = self.project(x_BTD)
         if SHORT_CONV in self.sites:
             projected = self.run(SHORT_CONV, projected, layout, cache)
         else:
             projected = {name: nn.functional.silu(x) for name, x in projected.items()}
-        q, k, v = self.run(OF_MIXER, projected, layout, cache, x_BTD).values()
-        q_BTHK = q.unflatten(-1, (-1, self.options.key_head_dim))
-        k_BTJK, v_BTJV = (
-            k.unflatten(-1, (-1, self.options.key_head_dim)),
-            v.unflatten(-1, (-1, self.options.value_head_dim)),
-        )
+        projected = self.run(OF_MIXER, projected, layout, cache, x_BTD)
+        q_BTHK, k_BTJK, v_BTJV = (x.unflatten(-1, (-1, self.head_dims[name])) for name, x in projected.items())
         o_BTHV, state = self.recur(x_BTD, q_BTHK, k_BTJK, v_BTJV, layout, state)
         o = self.o_norm(o_BTHV).flatten(-2)
         if self.g_proj is not None:
@@ -177,8 +150,8 @@ class LinearAttention(RecurrentMixer):
 
 
 class LowRank(nn.Sequential):
-    """A linear map of low rank. Both factors start so that the product has the usual variance. start: the bias's
-    initial values."""
+    """A linear map of low rank, with a function between its factors if one is given. Both factors start so that their
+    product has the usual variance. start: the bias's initial values."""
 
     def __init__(
         self,
@@ -189,10 +162,16 @@ class LowRank(nn.Sequential):
         *,
         bias: bool = True,
         start: Fill = zeros,
+        between: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         super().__init__(nn.Linear(in_features, rank, bias=False), nn.Linear(rank, out_features, bias=bias))
         for linear in self:
             start_with(linear, weight=normal(config.initializer_range**0.5 / rank**0.25), bias=start)
+        self.between = between
+
+    def forward(self, x: Tensor) -> Tensor:
+        down, up = self
+        return up(down(x) if self.between is None else self.between(down(x)))
 
 
 def mask_out(x: Tensor, layout: Layout) -> Tensor:
