@@ -48,6 +48,21 @@ def entries(kept):
     return {each.id: each for each in claims(kept)}
 
 
+@pytest.fixture(scope="module")
+def own():
+    """The claims by the package's own runs."""
+    return claims(ledger.OWN_RESULTS)
+
+
+def test_the_docs_say_what_the_kept_runs_say(own):
+    root = Path(__file__).parents[2]
+    assert (root / "docs/claims.md").read_text() == markdown(own), "canonlm claims --out docs/claims.md"
+    tested = [each for each in own if each.state != "untested"]
+    trained = sum(bool(each.setting) for each in tested)
+    counts = f"{len(tested)} of {len(own)} tested so far, {trained} of them by training small models"
+    assert counts in (root / "README.md").read_text()
+
+
 def test_a_claim_of_which_a_part_fails_is_supported_in_part(entries):
     """GLA5 with Canon layers is as good as GDN2, but not shown to be better than Mamba2."""
     entry = entries["C49"]
@@ -56,14 +71,14 @@ def test_a_claim_of_which_a_part_fails_is_supported_in_part(entries):
     assert "(undecided)" in visible_text(html([entry]))
 
 
-def test_frozen_canon_layers_are_judged_on_whole_lists():
+def test_frozen_canon_layers_are_judged_on_whole_lists(own):
     """They copy at most 2 of 256, with seeds that no earlier run had (C02)."""
     with (ledger.OWN_RESULTS / "copying-atlas.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["arch"] == "llama+canon:frozen" and row["split"] == "test"]
     rows = [row for row in rows if row["step"] == row["steps"] and 200 <= int(row["seed"]) < 207]
     full = [int(re.search(r"first=all (\d+)/256", row["slices"])[1]) for row in rows]
     assert (len(full), max(full)) == (7, 2)
-    [entry] = [each for each in claims(ledger.OWN_RESULTS) if each.id == "C02"]
+    [entry] = [each for each in own if each.id == "C02"]
     gain, lists = entry.estimates
     assert (entry.state, gain.state, lists.state) == ("contradicted", "undecided", "contradicted")
     assert lists.value == pytest.approx(100 * sum(full) / 256 / 7)
