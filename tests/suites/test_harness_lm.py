@@ -100,7 +100,7 @@ def test_scores_and_generates_like_the_harness_with_a_transformers_llama(opened,
     for pair, (mine, greedy), (theirs, theirs_greedy) in zip(PAIRS, scores(lm), reference[bos]["scores"], strict=True):
         assert mine == pytest.approx(theirs, abs=1e-4), pair
         assert greedy == theirs_greedy, pair
-    # In a text for perplexity, their BOS token occurs twice and is scored: see the test after the next.
+    # In a text for perplexity, their BOS token occurs twice and is scored: see the test of texts below.
     assert rolling(lm) == pytest.approx(reference[False]["rolling"], abs=1e-4)
     assert written(lm) == reference[bos]["written"]
 
