@@ -98,10 +98,8 @@ def test_the_environment_equals_torchruns(child, tmp_path, monkeypatch, capfd):
         assert (t["WORLD_SIZE"], t["LOCAL_WORLD_SIZE"], t["OMP_NUM_THREADS"]) == ("3", "3", "2")
         assert (t["MASTER_ADDR"], t["MASTER_PORT"]) == ("127.0.0.1", str(port))
     assert capfd.readouterr().out == "rank 0 speaking\n"
-    assert [(tmp_path / f"logs/rank-{rank}.txt").read_text() for rank in (1, 2)] == [
-        "rank 1 speaking\n",
-        "rank 2 speaking\n",
-    ]
+    for rank in (1, 2):
+        assert (tmp_path / f"logs/rank-{rank}.txt").read_text() == f"rank {rank} speaking\n"
     assert not (tmp_path / "logs/rank-0.txt").exists()
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     run(child({}), 3, tmp_path / "logs")
@@ -122,32 +120,32 @@ def test_when_one_process_dies_the_others_are_stopped(child, tmp_path):
     assert log.read_text() == "of an earlier start\nstep 3\nstep 4\n"
 
 
-def test_the_last_line_of_this_start_is_reported(child, tmp_path):
+LONG = {"seconds": 60}
+OF_RANK_1 = "rank 1 ended with exit code {}, so the run was ended: {} (whole log: {{}})"
+
+
+@pytest.mark.parametrize(
+    ("plan", "code", "message"),
+    [
+        ({"0": LONG, "1": {"code": 3, "says": ""}}, 3, OF_RANK_1.format(3, "no message")),  # in this start
+        ({"0": LONG, "1": {"code": 2, "says": "canonlm: no such device"}}, 2, OF_RANK_1.format(2, "no such device")),
+        ({"0": {"code": 1}, "1": LONG}, 1, ""),  # the first process speaks for itself
+        ({"0": {"kill": 11}, "1": LONG}, 139, "rank 0 was killed by SIGSEGV, so the run was ended"),
+        # A refusal by all is reported only by the first. It may be the last to end; it has time to print the reason.
+        *(
+            ({"0": {"seconds": 0.2, "code": c}, "1": {"code": c, "says": s}}, c, "")
+            for c, s in ((2, "a warning"), (1, ""))
+        ),
+    ],
+    ids=["mute", "second refuses", "first", "first killed", "all refuse", "all fail"],
+)
+def test_the_process_that_failed_is_reported(child, tmp_path, monkeypatch, plan, code, message):
+    if LONG not in plan.values():  # all end by themselves, even on a busy machine
+        monkeypatch.setattr(processes, "SETTLE_SECONDS", 60.0)
     log = tmp_path / "logs" / "rank-1.txt"
     log.parent.mkdir()
     log.write_text("of an earlier start\n")
-    outcome = run(child({"0": {"seconds": 60}, "1": {"code": 3, "says": ""}}), 2, log.parent)
-    assert outcome == Outcome(3, f"rank 1 ended with exit code 3, so the run was ended: no message (whole log: {log})")
-
-
-def test_the_first_process_speaks_for_itself(child, tmp_path):
-    assert run(child({"0": {"code": 1}, "1": {"seconds": 60}}), 2, tmp_path / "logs") == Outcome(1)
-    message = "rank 0 was killed by SIGSEGV, so the run was ended"
-    assert run(child({"0": {"kill": 11}, "1": {"seconds": 60}}), 2, tmp_path / "logs") == Outcome(139, message)
-
-
-@pytest.mark.parametrize(("code", "says"), [(2, "a warning"), (1, "")])
-def test_a_refusal_by_all_is_reported_only_by_the_first(child, tmp_path, monkeypatch, code, says):
-    """It may be the last to end; it has time to print the reason."""
-    monkeypatch.setattr(processes, "SETTLE_SECONDS", 60.0)
-    plan = {"0": {"seconds": 0.2, "code": code}, "1": {"code": code, "says": says}}
-    assert run(child(plan), 2, tmp_path / "logs") == Outcome(code)
-
-
-def test_a_refusal_by_one_is_reported(child, tmp_path):
-    plan = {"0": {"seconds": 60}, "1": {"code": 2, "says": "canonlm: no such device"}}
-    outcome = run(child(plan), 2, tmp_path / "logs")
-    assert (outcome.code, outcome.message.split(": ")[1]) == (2, "no such device (whole log")
+    assert run(child(plan), 2, log.parent) == Outcome(code, message.format(log))
 
 
 BOOM, LOST = ["RuntimeError: boom\nand more", False], ["RuntimeError: Connection closed by peer", False]
@@ -203,11 +201,42 @@ def test_a_signal_is_forwarded_once_and_saving_is_waited_for(child, tmp_path, nu
     assert signal.getsignal(number) is before
 
 
-def test_a_second_ctrl_c_does_not_wait(child, tmp_path):
-    when_begun(tmp_path, 2, signal.SIGTERM, signal.SIGINT)
+def both(**plan):
+    return {"0": plan, "1": plan}
+
+
+HUNG = (
+    "rank 0 did not end within 0.3 s after the signal, so the run was ended; run it again to continue from the newest "
+)
+KILLED = "rank 1 was killed by SIGKILL, so the run was ended: rank 1 speaking (whole log: {})"
+
+
+@pytest.mark.parametrize(
+    ("plan", "signals", "code", "message"),
+    [
+        (both(seconds=600, saves=600), (signal.SIGTERM, signal.SIGINT), 130, ""),  # a second Ctrl-C does not wait
+        (both(seconds=600, deaf=True), (signal.SIGTERM,), 1, f"{HUNG}checkpoint"),
+        # Before the training began, the default action ends one process; another hangs waiting for it.
+        ({"0": {"seconds": 60, "handles": []}, "1": {"seconds": 60, "deaf": True}}, (signal.SIGTERM,), 130, ""),
+        # Of two that save, one is killed before or after the other has saved its part.
+        *(
+            (
+                {"0": LONG | {"saves": saves}, "1": LONG | {"saves": 0.15, "kill": signal.SIGKILL}},
+                (signal.SIGUSR1,),
+                137,
+                KILLED,
+            )
+            for saves in (0.3, 0)
+        ),
+    ],
+    ids=["twice", "ignored", "too early", "killed first", "killed last"],
+)
+def test_how_a_stop_can_end(child, tmp_path, monkeypatch, plan, signals, code, message):
+    monkeypatch.setattr(processes, "SAVE_SECONDS", 0.3 if HUNG in message else 600.0)
+    when_begun(tmp_path, 2, *signals)
     began = time.monotonic()
-    plan = {str(rank): {"seconds": 600, "saves": 600} for rank in (0, 1)}
-    assert run(child(plan), 2, tmp_path / "logs") == Outcome(130)
+    log = tmp_path / "logs" / "rank-1.txt"
+    assert run(child(plan), 2, log.parent) == Outcome(code, message.format(log))
     assert time.monotonic() - began < 300
     assert pids_of(tmp_path) == []
 
@@ -222,33 +251,6 @@ def test_a_signal_reaches_a_stopped_process(child, tmp_path):
     script.write_text(script.read_text().replace(stop, f"{stop}if rank == '1': os.kill(os.getpid(), signal.SIGSTOP)\n"))
     assert run(command, 2, tmp_path / "logs") == Outcome(130)
     assert (tmp_path / "saved-1").read_text() == "SIGTERM"
-
-
-def test_a_process_that_ignores_the_signal_is_ended(child, tmp_path, monkeypatch):
-    monkeypatch.setattr(processes, "SAVE_SECONDS", 0.3)
-    when_begun(tmp_path, 2, signal.SIGTERM)
-    outcome = run(child({str(rank): {"seconds": 600, "deaf": True} for rank in (0, 1)}), 2, tmp_path / "logs")
-    message = "rank 0 did not end within 0.3 s after the signal, so the run was ended; run it again to continue"
-    assert outcome == Outcome(1, f"{message} from the newest checkpoint")
-    assert pids_of(tmp_path) == []
-
-
-def test_stopped_before_the_training_began(child, tmp_path):
-    """The default action of the signal ends one process; another hangs waiting for it."""
-    plan = {"0": {"seconds": 60, "handles": []}, "1": {"seconds": 60, "deaf": True}}
-    when_begun(tmp_path, 2, signal.SIGTERM)
-    assert run(child(plan), 2, tmp_path / "logs") == Outcome(130)
-    assert pids_of(tmp_path) == []
-
-
-@pytest.mark.parametrize("seconds", [0, 0.3])
-def test_a_process_killed_while_saving_has_failed(child, tmp_path, seconds):
-    """Even if another has saved its part and ended."""
-    plan = {"0": {"seconds": 60, "saves": seconds}, "1": {"seconds": 60, "saves": 0.15, "kill": signal.SIGKILL}}
-    when_begun(tmp_path, 2, signal.SIGUSR1)
-    outcome = run(child(plan), 2, tmp_path / "logs")
-    assert outcome.code == 137
-    assert outcome.message.startswith("rank 1 was killed by SIGKILL, so the run was ended: rank 1 speaking ")
 
 
 def test_an_internal_error_leaves_no_process_behind(child, tmp_path, monkeypatch):
@@ -313,23 +315,10 @@ def test_no_more_processes_than_gpus(recipe, tmp_path, monkeypatch, capfd):
     assert capfd.readouterr().err == "canonlm: --local: expected at most 1, the GPUs of this machine, got 2\n"
 
 
-def test_a_dry_run_writes_nothing(recipe, tmp_path, capfd):
-    arguments = ["--slurm", "nodes=2", "tasks=2", "time=1:00:00", "--dry-run", "--out", str(tmp_path / "run")]
-    assert main(["launch", recipe, *arguments]) == 0
-    assert "#SBATCH --nodes=2\n" in capfd.readouterr().out
-    assert not (tmp_path / "run").exists()
-
-
 def started(*command):
     return subprocess.Popen(
         [sys.executable, "-m", *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-
-
-def rows(folder):
-    """The rows of `metrics.jsonl` without values that depend on the clock."""
-    result = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{key: row.get(key) for key in ("kind", "step", "loss", "grad_norm", "windows", "slices")} for row in result]
 
 
 BROKEN = """\
@@ -394,7 +383,7 @@ def by_two_ranks(start):
 
 
 @pytest.mark.slow
-def test_a_real_run_equals_torchruns_bit_for_bit_and_survives_ctrl_c(recipe, tmp_path, by_two_ranks):
+def test_a_real_run_equals_torchruns_bit_for_bit_and_survives_ctrl_c(recipe, tiny, tmp_path, by_two_ranks):
     settings = [recipe, "train.steps=60", "--out"]
     by_two_ranks(["train", *settings, str(tmp_path / "undisturbed")])
     with started("canonlm", "launch", "--local", "2", *settings, str(tmp_path / "run")) as process:
@@ -406,4 +395,4 @@ def test_a_real_run_equals_torchruns_bit_for_bit_and_survives_ctrl_c(recipe, tmp
         assert output.splitlines()[-1].startswith("canonlm: stopped after step ")
         assert output.count("canonlm:") == 1
     by_two_ranks(["train", *settings, str(tmp_path / "run")])
-    assert rows(tmp_path / "run") == rows(tmp_path / "undisturbed")
+    assert tiny.rows(tmp_path / "run") == tiny.rows(tmp_path / "undisturbed")

@@ -15,30 +15,21 @@ from canonlm.models.published.format import check_same
 from canonlm.train.build import build_model, sizes_of
 from canonlm.train.load_config import load
 
-ROWS = {
-    row["recipe"]: row
-    for row in csv.DictReader(
-        line for line in (Path(__file__).parent / "published.csv").open() if not line.startswith("#")
-    )
-}
+LINES = Path(__file__).with_name("published.csv").read_text().splitlines()
+ROWS = {row["recipe"]: row for row in csv.DictReader(line for line in LINES if not line.startswith("#"))}
 FULL_SIZE = json.loads((Path(__file__).parents[1] / "golden" / "full_size.json").read_text())
 LINEAR = {"": "attention", "GLA5": "gla", "GDN2": "gdn", "Mamba2": "mamba2"}
 VOCABULARY = {"llama2": 32000, "llama3": 128256}
 
-CONSTANT = {  # of all 64
-    "seed": 777,
-    "precision": "bf16",
-    "compile": True,
-    "log_every": 10,
-    "keep_checkpoints": 3,
-}
-CONSTANT_OPTIM = {
+# Of all 64:
+CONSTANT = {"seed": 777, "precision": "bf16", "compile": True, "log_every": 10, "keep_checkpoints": 3}
+OPTIM = {
     "betas": (0.9, 0.95),
     "eps": 1e-8,
     "decay": "all",
     "schedule": "cosine",
     "final_lr_ratio": 0.01,
-    "grad_clip": 1.0,
+    "grad_clip": 1,
 }
 
 
@@ -54,7 +45,7 @@ def test_optimisation_data_and_batch(name):
     row, run = ROWS[name], load(find(name))
     train, optim = run.train, run.train.optim
     assert {key: getattr(train, key) for key in CONSTANT} == CONSTANT
-    assert {key: getattr(optim, key) for key in CONSTANT_OPTIM} == CONSTANT_OPTIM
+    assert {key: getattr(optim, key) for key in OPTIM} == OPTIM
     assert optim.lr == float(row["lr"])
     assert optim.weight_decay == float(row["weight_decay"])
     assert optim.warmup_steps == int(row["warmup"])
@@ -152,13 +143,14 @@ def test_the_loss_at_the_start(name, above):
 @pytest.mark.parametrize(
     ("name", "guess"),
     [
-        ("LlamaCanon-1B-Nemo-1T-lr0.02", "LlamaCanon-1B-Nemo-1T-lr0.002"),
-        ("gla5canon-8b-nemo-1t-lr0.003", "GLA5Canon-8B-Nemo-1T-lr0.003"),
-        ("debugg", "debug"),
+        ("LlamaCanon-1B-Nemo-1T-lr0.02", r' Did you mean "LlamaCanon-1B-Nemo-1T-lr0.002"\?'),
+        ("gla5canon-8b-nemo-1t-lr0.003", r' Did you mean "GLA5Canon-8B-Nemo-1T-lr0.003"\?'),
+        ("debugg", r' Did you mean "debug"\?'),
+        ("zzz", ""),
     ],
 )
 def test_an_unknown_name(name, guess):
-    with pytest.raises(ValueError, match=rf'^unknown recipe "{name}"\. Did you mean "{guess}"\? All 65: canonlm'):
+    with pytest.raises(ValueError, match=rf'^unknown recipe "{name}"\.{guess} All 65: canonlm'):
         find(name)
 
 
@@ -166,8 +158,6 @@ def test_paths_and_recipe_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for path in ("my.yaml", "sub/my", "sub/my.yml"):
         assert find(path) == Path(path)
-    with pytest.raises(ValueError, match=r'^unknown recipe "zzz"\. All 65'):
-        find("zzz")
     Path("zzz").touch()
     assert find("zzz") == Path("zzz")
     Path("debug").mkdir()  # a recipe's name refers to the recipe

@@ -16,7 +16,6 @@ from filelock import FileLock
 
 from canonlm.launch import queue
 from canonlm.launch.grid import PlannedRun
-from canonlm.launch.local import reason
 from canonlm.runs.leases import Lease, Leases
 from canonlm.train.checkpoint import Checkpoints
 from canonlm.train.loop import train
@@ -97,7 +96,7 @@ def workers_with_kills(root, number, workers, kills, interval):
 
 @pytest.mark.parametrize(
     ("number", "workers", "kills", "interval"),
-    [(200, 3, 3, 0.1), pytest.param(2_000, 8, 20, 0.4, marks=pytest.mark.slow)],
+    [(200, 3, 3, 0.1), pytest.param(1_000, 8, 20, 0.4, marks=pytest.mark.slow)],
 )
 def test_every_run_is_completed_once(tmp_path, number, workers, kills, interval):
     names, log, killed = workers_with_kills(tmp_path, number, workers, kills, interval)
@@ -252,13 +251,6 @@ def test_a_run_that_another_process_trains_is_waited_for(play, tmp_path):
     assert [len(slots) for slots in polls[:4]] == [0, 1, 1, 1]
 
 
-def test_of_a_log_of_two_processes_the_refusal_is_the_reason(tmp_path):
-    refusal = "--out: expected a folder that no other process is training in"
-    (tmp_path / "log.txt").write_text(f"step 5\ncanonlm: {refusal}\nstep 6\n")
-    assert reason(tmp_path, 2) == f"{refusal} (whole log: {tmp_path / 'log.txt'})"
-    assert reason(tmp_path, 1) == f"step 6 (whole log: {tmp_path / 'log.txt'})"
-
-
 def test_a_killed_run_resumes_unless_it_makes_no_progress(play):
     assert play({"a": [-9, 130, -9, -15, -9, 0]}, saves=True).failed == {}
     assert play.events.count("again a") == 5
@@ -368,10 +360,10 @@ def _work(root, configs):
 
 @pytest.mark.slow
 def test_a_killed_worker_changes_no_result(tiny, tmp_path, start):
-    """Two workers, four trainings, kill -9 of one while it has two of them; losses and weights to the bit."""
+    """Two workers, three trainings, kill -9 of one while it has two of them; losses and weights to the bit."""
     settings = {"checkpoint_every": 25, "eval_every": 50}
     # seed0 is long enough that the kill finds it in the middle, however the machine divides its time.
-    configs = {f"seed{seed}": tiny(train={**settings, "steps": 50 if seed else 400, "seed": seed}) for seed in range(4)}
+    configs = {f"seed{seed}": tiny(train={**settings, "steps": 50 if seed else 400, "seed": seed}) for seed in range(3)}
     root = tmp_path / "many"
     first = start(_work, root, configs)
     metrics = root / "seed0" / "metrics.jsonl"

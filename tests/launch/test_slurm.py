@@ -45,21 +45,13 @@ def test_settings_of_the_job_and_of_the_recipe(config):
     assert not {"time", *slurm.COUNTS, *slurm.OPTIONS} & set(config.model_dump())
 
 
-@pytest.mark.parametrize(
-    ("time", "minutes"),
-    [
-        ("90", 90),
-        ("0:01", 1),
-        ("10:00", 10),
-        ("10:01", 11),
-        ("24:00:00", 24 * 60),
-        ("1:30:30", 91),
-        ("2-0", 48 * 60),
-        ("2-3", 51 * 60),
-        ("1-02:03", 26 * 60 + 3),
-        ("1-02:03:04", 26 * 60 + 4),
-    ],
-)
+MINUTES = {
+    **{"90": 90, "0:01": 1, "10:00": 10, "10:01": 11, "24:00:00": 24 * 60, "1:30:30": 91, "2-0": 48 * 60},
+    **{"2-3": 51 * 60, "1-02:03": 26 * 60 + 3, "1-02:03:04": 26 * 60 + 4},
+}
+
+
+@pytest.mark.parametrize(("time", "minutes"), MINUTES.items())
 def test_times(time, minutes):
     assert parse(["tasks=1", f"time={time}", "signal_delay_s=1"])["time"] == minutes
 
@@ -80,10 +72,8 @@ def test_counts_and_options():
 @pytest.mark.parametrize(
     ("pairs", "message"),
     [
-        (
-            ["partion=low"],
-            'unknown SLURM setting "partion". Did you mean "partition"? SLURM settings: account, begin, ',
-        ),
+        (["partion=low"],
+         'unknown SLURM setting "partion". Did you mean "partition"? SLURM settings: account, begin, '),
         (["gpus=all"], 'gpus: expected an integer >= 1, got "all"'),
         (["nodes=0"], 'nodes: expected an integer >= 1, got "0"'),
         (["time=1h"], 'time: expected minutes, hours:minutes:seconds or days-hours, got "1h"'),
@@ -102,10 +92,8 @@ def test_counts_and_options():
     ],
 )  # fmt: skip
 def test_invalid_settings(pairs, message):
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=rf"\A{re.escape(message)}.*\Z"):
         parse(pairs)
-    assert str(error.value).startswith(message)
-    assert "\n" not in str(error.value)
 
 
 def options(script):

@@ -65,11 +65,10 @@ def _thing_before(events, thing, place):
 
 def _beyond(events, side, place):
     """All places on that side of a place, step by step."""
-    opposite = {"north": "south", "south": "north", "east": "west", "west": "east"}
     steps = defaultdict(set)
     for _, one, location, other in events:
         steps[other, location].add(one)
-        steps[one, opposite[location]].add(other)
+        steps[one, TURNED[location]].add(other)
     reached, edge = set(), {place}
     while edge := set().union(*(steps[each, side] for each in edge)) - reached:
         reached |= edge
@@ -97,16 +96,8 @@ QUESTIONS = {
     r"Who received the (\w+)\?": lambda e, o: {to for _, thing, to in _gifts(e) if thing == o},
     r"Who gave the (\w+)\?": lambda e, o: {g for g, thing, _ in _gifts(e) if thing == o},
 }
-FORMS = {
-    task: [form for form in QUESTIONS if re.match(start, form)]
-    for task, start in {
-        "qa1": r"Where is \(",
-        "qa2": r"Where is the",
-        "qa3": r"Where was",
-        "qa4": r"What is",
-        "qa5": r"Who|What did",
-    }.items()
-}
+STARTS = {"qa1": r"Where is \(", "qa2": "Where is the", "qa3": "Where was", "qa4": "What is", "qa5": "Who|What did"}
+FORMS = {task: [form for form in QUESTIONS if re.match(start, form)] for task, start in STARTS.items()}
 
 
 def could_have_happened(sentences):

@@ -5,22 +5,24 @@ import re
 import shutil
 from collections import Counter
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from story_reader import answers, parse, split
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from canonlm.suites import background
 from canonlm.suites.babilong import Babilong, BabilongSettings, published_settings
 from canonlm.suites.babilong.facts import HUB
 from canonlm.suites.babilong.prompts import PROMPTS, question_of
-from canonlm.suites.babilong.world import LABELS, OBJECTS, PEOPLE, PLACES, TASKS
+from canonlm.suites.babilong.world import OBJECTS, PEOPLE, PLACES, TASKS
+from canonlm.suites.background import Neutral
 from canonlm.suites.questions import scores
 
-# The answers and people of the public dataset.
-THEIR_PLACES = {"bathroom", "bedroom", "garden", "hallway", "kitchen", "office"}
-THEIRS = THEIR_PLACES | {"john", "mary", "sandra", "daniel", "fred", "bill", "jeff", "apple", "milk", "football"}
+THEIRS = {  # answers and people of the public dataset
+    *("bathroom", "bedroom", "garden", "hallway", "kitchen", "office"),
+    *("john", "mary", "sandra", "daniel", "fred", "bill", "jeff", "apple", "milk", "football"),
+}
 
 every_task = pytest.mark.parametrize("task", TASKS)
 
@@ -44,7 +46,7 @@ def in_pieces():
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    texts = [f"{prompt_of(task, 2000)}" for task in TASKS]
+    texts = [ask(task, 2000)[0].prompt for task in TASKS]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=800, initial_alphabet=alphabet))
     return lambda text: len(tokenizer.encode(text).ids)
@@ -52,10 +54,6 @@ def in_pieces():
 
 def ask(task, length=0, tokens=words, split="test", **more):
     return Babilong(BabilongSettings(task=task, length=length, **more), tokens, split)
-
-
-def prompt_of(task, length):
-    return ask(task, length)[0].prompt
 
 
 def read(prompt):
@@ -79,14 +77,13 @@ def reader(prompts):
         (answer,) = answers(sentences, question)
         example = examples[0][2].rstrip(".")
         old = answers(split(examples[0][0]), examples[0][1])
-        yield index, " " + example.replace(*old, answer)
+        yield index, f" {example.replace(*old, answer)} ({question})"  # whose labels do not count
 
 
 def graded(questions, answered):
-    collected = []
-    for index, text in answered:
-        collected.append({"slice": questions[index].slice, "right": questions.grade(questions[index], text)})
-    return collected
+    """An answer in bytes fits into the tokens that a model writes."""
+    cut = ((questions[index], text[: questions.max_new_tokens]) for index, text in answered)
+    return [{"slice": question.slice, "right": questions.grade(question, text)} for question, text in cut]
 
 
 # -- the prompt -------------------------------------------------------------------------------------------------------
@@ -104,16 +101,6 @@ def test_a_reader_is_always_right(task, length):
 
 
 @every_task
-def test_a_constant_answer_scores_chance(task):
-    questions = ask(task, n=500)
-    all_of_them = list(questions)
-    for label in LABELS[task]:
-        share = sum(questions.grade(question, f" {label}")["correct"] for question in all_of_them) / 500
-        low, high = (0.03, 0.26) if task == "qa5" else (0.10, 0.24)  # 1/6, or 1/5 for people and 1/15 for things
-        assert low < share < high
-
-
-@every_task
 def test_the_examples_are_right_and_of_another_world(task):
     _, examples, _, _ = read(ask(task)[0].prompt)
     assert len(examples) == {"qa5": 3}.get(task, 2)
@@ -121,26 +108,11 @@ def test_the_examples_are_right_and_of_another_world(task):
     for text, question, answer in examples:
         assert len(parse(split(text))) == len(split(text))
         (right,) = answers(split(text), question)
-        assert (
-            Babilong.grade(ask(task), _question(question, right, task), answer)["correct"] or right not in LABELS[task]
-        )
         assert right in re.findall(r"\w+", answer)
         assert answer.endswith(".")
         used |= {word.lower() for word in re.findall(r"\w+", text + " " + question + " " + answer)}
     assert not used & ({label.lower() for label in (*PEOPLE, *PLACES, *OBJECTS)} | THEIRS)
     assert len({text for text, _, _ in examples}) == len(examples)
-
-
-def _question(question, answer, task):
-    result = ask(task)[0]
-    return type(result)(result.prompt.replace(question_of(result.prompt), question), answer, {})
-
-
-def test_the_generated_background_names_no_answer():
-    used = {
-        word.lower() for text in (*background.TEMPLATES, *sum(background.WORDS.values(), ())) for word in text.split()
-    }
-    assert not used & ({label.lower() for label in (*PEOPLE, *PLACES, *OBJECTS)} | THEIRS)
 
 
 @every_task
@@ -176,7 +148,7 @@ def test_the_prompt_is_as_long_as_it_can_be(task, count, file, in_pieces, tmp_pa
     count = COUNTS[count] or in_pieces
     more = {}
     if file:
-        stream = background.Neutral().sentences(5, 0)
+        stream = Neutral().sentences(5, 0)
         path = tmp_path / "text.txt"
         path.write_text("\n\n".join(next(stream) for _ in range(900)))
         more = {"text": str(path)}
@@ -186,16 +158,11 @@ def test_the_prompt_is_as_long_as_it_can_be(task, count, file, in_pieces, tmp_pa
         assert length - longest < count(question.prompt) <= length
 
 
-def test_length_0_is_the_facts_alone():
-    for task in TASKS:
-        questions = ask(task, n=10)
+@every_task
+def test_length_0_and_a_length_below_that_of_the_facts_are_the_facts_alone(task):
+    for questions in (ask(task, 0, None, n=10), ask(task, 10, n=10)):  # without a length no tokenizer is needed
         for index, question in enumerate(questions):
             assert read(question.prompt)[2] == list(questions.story(index).facts)
-
-
-def test_facts_longer_than_the_length_are_not_truncated():
-    questions, bare = ask("qa3", 10), ask("qa3")
-    assert [questions[i].prompt for i in range(5)] == [bare[i].prompt for i in range(5)]
 
 
 def test_a_text_that_is_too_short_is_refused(tmp_path):
@@ -203,8 +170,6 @@ def test_a_text_that_is_too_short_is_refused(tmp_path):
     path.write_text("One sentence. Another one.")
     with pytest.raises(ValueError, match=r"text: expected a text file long enough for length=1000 .*text\.txt"):
         ask("qa1", 1000, text=str(path))[0]
-    with pytest.raises(ValueError, match="text: expected a text file"):
-        ask("qa1", 1000, text=str(tmp_path / "none"))
 
 
 # -- what does not change ---------------------------------------------------------------------------------------------
@@ -242,14 +207,10 @@ def test_facts_are_spread_out_in_order():
     assert max(tenths.values()) < 1.4 * min(tenths.values())
 
 
-def test_the_same_question_again_is_the_same():
-    questions = ask("qa2", 900, n=3)
-    once = [questions[index] for index in range(3)]
-    assert [questions[index] for index in range(3)] == once
-    assert [ask("qa2", 900, n=3)[index] for index in (2, 1, 0)] == once[::-1]
-
-
-def test_seeds_splits_and_indices_change_the_question():
+def test_questions_are_functions_of_seed_split_and_index():
+    questions, others = ask("qa2", 900, n=3), ask("qa2", 900, n=3)
+    once = list(questions)
+    assert list(questions) == [others[index] for index in (2, 1, 0)][::-1] == once
     keys = [{"seed": seed, "split": split} for seed in (0, 1) for split in ("train", "test")]
     result = {ask("qa2", 900, **key)[index].prompt for key in keys for index in (0, 1)}
     assert len(result) == 8
@@ -282,21 +243,6 @@ def test_the_published_grid():
     ]
     assert {(settings.n, settings.seed) for settings in grid} == {(7, 3)}
     assert BabilongSettings(length=1500).name == "babilong-qa1-1.5k"
-
-
-def test_no_tokenizer_is_needed_for_the_facts_alone():
-    def fail(text):
-        raise AssertionError
-
-    assert ask("qa1", 0, fail)[0].prompt == ask("qa1")[0].prompt
-
-
-@every_task
-def test_an_answer_fits_even_as_bytes(task):
-    questions = ask(task, n=100)
-    for index, answer in reader(question.prompt for question in questions):
-        assert questions.grade(questions[index], answer[: questions.max_new_tokens])["correct"]
-        assert len(answer[: answer.index(questions[index].answer)]) < questions.max_new_tokens
 
 
 @pytest.mark.parametrize(
@@ -349,7 +295,7 @@ def test_a_local_copy(name, tmp_path):
     write_rows(tmp_path / "qa10.jsonl", [{"input": "x", "question": "y", "target": "z"}])
     questions = ask("qa1", facts=str(tmp_path))
     assert len(questions) == 3
-    assert questions.labels == {"garden", "office", "kitchen"}
+    assert questions.labels == ask("qa1", facts=str(tmp_path), n=1).labels == {"garden", "office", "kitchen"}
     assert [question.answer for question in questions] == ["garden", "Office", "kitchen"]
     assert read(questions[0].prompt)[2:] == (
         ["John went to the hallway.", "Mary moved to the bathroom.", "John travelled back to the garden."],
@@ -369,16 +315,10 @@ def test_shards_of_a_local_copy_follow_each_other(tmp_path):
     assert [question.answer for question in ask("qa1", facts=str(tmp_path))] == ["garden", "Office", "kitchen"]
 
 
-def test_labels_are_those_of_all_rows(tmp_path):
-    write_rows(tmp_path / "qa1.jsonl")
-    questions = ask("qa1", facts=str(tmp_path), n=1)
-    assert (len(questions), questions.labels) == (1, {"garden", "office", "kitchen"})
-
-
 def test_facts_of_a_local_copy_are_scattered_too(tmp_path):
     write_rows(tmp_path / "qa1.jsonl")
     for length in (600, 1000):
-        question = ask("qa1", length, facts=str(tmp_path))[0]
+        (question,) = ask("qa1", length, facts=str(tmp_path), n=1)
         assert length - 60 < words(question.prompt) <= length
         sentences = read(question.prompt)[2]
         facts = [sentence for sentence in sentences if re.match("John|Mary", sentence)]
@@ -425,52 +365,32 @@ def test_unreadable_files_are_reported(write, message, tmp_path):
     path = tmp_path / "copy" / "qa1.jsonl"
     path.parent.mkdir()
     write(path)
-    with pytest.raises(ValueError) as error:
+    message = re.escape(message.format(path=path, parquet=path.with_suffix(".parquet")))
+    with pytest.raises(ValueError, match=rf"\A.*{message}.*\Z"):
         ask("qa1", facts=str(path.parent))
-    assert message.format(path=path, parquet=path.with_suffix(".parquet")) in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 def test_an_unreachable_hub(monkeypatch):
-    datasets = pytest.importorskip("datasets")
-
     def fail(*args, **more):  # its exact behaviour without a network
         raise ConnectionError(f"Couldn't reach '{HUB}' on the Hub (LocalEntryNotFoundError)")
 
     monkeypatch.setattr(datasets, "load_dataset", fail)
-    with pytest.raises(ValueError) as error:
+    start = f"facts: expected a dataset that can be reached (Couldn't reach '{HUB}' on the Hub"
+    command = f"load_dataset('{HUB}', '0k', split='qa2').to_json('babilong/0k/qa2.jsonl')"
+    with pytest.raises(ValueError, match=rf"\A{re.escape(start)}.*{re.escape(command)}.*facts=simulator.*\Z"):
         ask("qa2", facts="hub")
-    err = str(error.value)
-    assert "\n" not in err
-    assert err.startswith(f"facts: expected a dataset that can be reached (Couldn't reach '{HUB}' on the Hub")
-    assert "facts=simulator" in err
-    command = re.search(r"load_dataset\((.*?)\)\.to_json\('(.*?)'\)", err)
-    assert command.groups() == (f"'{HUB}', '0k', split='qa2'", "babilong/0k/qa2.jsonl")
 
 
 def test_the_advice_in_the_message_works(monkeypatch, tmp_path):
-    """The command in the message makes a file that can be read."""
-    datasets = pytest.importorskip("datasets")
-    there = datasets.Dataset.from_list(ROWS)
-    monkeypatch.setattr(datasets, "load_dataset", lambda name, config, split: there)
+    """The command in the message makes a file that can be read; the Hub is asked for the right part."""
+    there, requested = datasets.Dataset.from_list(ROWS), []
+    monkeypatch.setattr(datasets, "load_dataset", lambda *what, split: requested.append((*what, split)) or there)
     there.to_json(tmp_path / "babilong" / "0k" / "qa1.jsonl")
     local, hub = ask("qa1", 900, facts=str(tmp_path / "babilong")), ask("qa1", 900, facts="hub")
     assert [question.prompt for question in local] == [question.prompt for question in hub]
     assert local.labels == hub.labels
-
-
-def test_the_right_part_is_requested_from_the_hub(monkeypatch):
-    datasets = pytest.importorskip("datasets")
-    expected = []
-
-    def load(name, config, split):
-        expected.append((name, config, split))
-        return datasets.Dataset.from_list(ROWS)
-
-    monkeypatch.setattr(datasets, "load_dataset", load)
-    ask("qa1", 4000, facts="hub")
     ask("qa3", 4000, facts="hub", text="dataset")
-    assert expected == [(HUB, "0k", "qa1"), (HUB, "4k", "qa3")]
+    assert requested == [(HUB, "0k", "qa1"), (HUB, "4k", "qa3")]
 
 
 def test_without_the_package(monkeypatch):

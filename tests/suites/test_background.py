@@ -4,13 +4,13 @@ import re
 from collections import Counter
 from itertools import chain, islice
 from math import perm, prod
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
+from canonlm.suites.babilong.world import OBJECTS, PEOPLE, PLACES
 from canonlm.suites.background import TEMPLATES, WORDS, Neutral, TextFile, fill, open_background
 from canonlm.tasks.capo.pools import MONTHS, load
 
@@ -32,16 +32,11 @@ def drawn(count, seed=0, index=0):
 def test_neutral_text_contains_no_possible_answer():
     assert re.fullmatch(r"[a-z ,.{}\[\]01_]+", SAID), "letters only, and no capital but that of a sentence"
     assert not re.search(r"\d", re.sub(r"\[[01]\]", "", SAID))
-    assert not WORDS_SAID & {month.lower() for month in MONTHS}
-    assert not WORDS_SAID & set(BABILONG.split())
-    assert not WORDS_SAID & {"born", "birth", "year", "years", "date", "age"}
-
-
-def test_neutral_text_contains_no_name_of_a_person():
     pools = load()
-    names = {word.lower() for pool in (pools.first, pools.middle, pools.last) for name in pool for word in name.split()}
+    names = {word for pool in (pools.first, pools.middle, pools.last) for name in pool for word in name.split()}
     assert len(names) > 1500
-    assert not WORDS_SAID & names
+    answers = {word.lower() for word in (*names, *MONTHS, *PEOPLE, *PLACES, *OBJECTS)} | set(BABILONG.split())
+    assert not WORDS_SAID & (answers | {"born", "birth", "year", "years", "date", "age"})
 
 
 def test_neutral_sentences_are_sentences():
@@ -81,17 +76,13 @@ def test_streams_are_functions_of_seed_and_index():
 
 
 @pytest.fixture
-def text(tmp_path):
-    def write(content: str | bytes) -> Path:
-        path = tmp_path / "text.txt"
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
-        return path
-
-    return write
+def path(tmp_path):
+    return tmp_path / "text.txt"
 
 
-def test_a_text_file_wraps_around_once(text):
-    file = TextFile(text("One is first. Two is\nsecond! Is three third?\n\nA heading\n\n“Four.” Five… Six"))
+def test_a_text_file_wraps_around_once(path):
+    path.write_text("One is first. Two is\nsecond! Is three third?\n\nA heading\n\n“Four.” Five… Six")
+    file = TextFile(path)
     sentences = ["One is first.", "Two is second!", "Is three third?", "A heading", "“Four.”", "Five…", "Six"]
     starts = Counter()
     for index in range(7000):
@@ -114,8 +105,9 @@ def test_a_text_file_wraps_around_once(text):
     ],
     ids=["bom-and-crlf", "decimals", "brackets", "chinese"],
 )
-def test_where_sentences_end(text, content, sentences):
-    assert sorted(TextFile(text(content)).sentences(0, 0)) == sorted(sentences)
+def test_where_sentences_end(path, content, sentences):
+    path.write_bytes(content.encode())
+    assert sorted(TextFile(path).sentences(0, 0)) == sorted(sentences)
 
 
 @pytest.mark.parametrize(
@@ -124,27 +116,18 @@ def test_where_sentences_end(text, content, sentences):
         (b"", "a text file with at least one sentence"),
         (b" \n\n \n", "a text file with at least one sentence"),
         (b"One.\nTwo \xff.", r"a text file in UTF-8 \(line 2 is not UTF-8\)"),
+        ("nowhere.txt", r"a text file in UTF-8 \(No such file.*\)"),
+        (".", r"a text file in UTF-8 \(a folder\)"),
     ],
-    ids=["empty", "blank", "latin-1"],
+    ids=["empty", "blank", "latin-1", "nowhere", "a-folder"],
 )
-def test_missing_text_is_one_line(text, content, why):
-    path = text(content)
+def test_missing_text_is_one_line(path, content, why):
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        path = content
     with pytest.raises(ValueError, match=rf'^text: expected {why}, got "{path}"$'):
         open_background(str(path))
-
-
-def test_a_file_that_cannot_be_read_is_one_line(tmp_path):
-    with pytest.raises(
-        ValueError, match=r'^text: expected a text file in UTF-8 \(No such file.*\), got "nowhere.txt"$'
-    ):
-        open_background("nowhere.txt")
-    with pytest.raises(ValueError, match=r"^text: expected a text file in UTF-8 \(a folder\)"):
-        open_background(str(tmp_path))
-
-
-def test_the_default_background_is_the_generator(text):
-    assert isinstance(open_background(None), Neutral)
-    assert isinstance(open_background(str(text("Hm."))), TextFile)
 
 
 # -- length -----------------------------------------------------------------------------------------------------------
@@ -159,10 +142,3 @@ def test_fill_stops_with_the_sentence_that_reaches_the_budget(budget, length, in
         assert chosen == []
     else:
         assert sum(map(count, chosen[:-1])) < budget <= sum(map(count, chosen))
-
-
-def test_a_text_that_is_too_short_is_reported(text):
-    file = TextFile(text("One two three. Four five."))
-    assert len(fill(file.sentences(0, 0), 5, LENGTHS["words"])) == 2
-    with pytest.raises(ValueError, match=r"^background: expected at most 5 tokens, .* the text has, got 6$"):
-        fill(file.sentences(0, 0), 6, LENGTHS["words"])

@@ -1,24 +1,23 @@
 """A model of ours in the lm-evaluation-harness scores and generates as the harness's own class does with a Llama of
 transformers, and that class computes what the definition says."""
 
-import json
 import math
-import shutil
-from pathlib import Path
+import re
+from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_models import CONTEXT, SENTENCES, make_decoder, make_tokenizer
+from tiny_models import CONTEXT, SENTENCES, greedily, make_decoder, make_tokenizer
 
 pytest.importorskip("lm_eval")
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import model_registry
 from lm_eval.models.huggingface import HFLM
-from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from canonlm.models.build import wrap
-from canonlm.models.published import load_published
 from canonlm.suites.harness.lm import CanonLM
 from canonlm.suites.load_model import Subject, open_model
 
@@ -76,29 +75,13 @@ def reference(llama):
     return {bos: results_with(bos) for bos in (False, True)}
 
 
-@pytest.fixture(scope="module")
-def converted(llama, tmp_path_factory):
-    """The saved Llama's files, loaded as our decoder and saved as such: tensors under the published format's names,
-    which are the same, and the configuration in that format."""
-    config = json.loads(Path(llama, "config.json").read_text())
-    assert (config["model_type"], config["architectures"]) == ("llama", ["LlamaForCausalLM"])
-    published, ours = (tmp_path_factory.mktemp(name) for name in ("published", "ours"))
-    shapes = "vocab_size hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim"
-    shapes += " intermediate_size hidden_act rms_norm_eps max_position_embeddings tie_word_embeddings"
-    params = {key: config[key] for key in (*shapes.split(), "bos_token_id", "eos_token_id")}
-    params |= {"model_type": "LlamaCanon", "rope_version": "huggingface", "canon_set": ""}
-    params["rope_theta"] = config["rope_parameters"]["rope_theta"]
-    (published / "config.json").write_text(json.dumps(params))
-    shutil.copy(Path(llama, "model.safetensors"), published)
-    load_published(published).save_pretrained(ours)
-    AutoTokenizer.from_pretrained(llama).save_pretrained(ours)
-    return str(ours)
-
-
 @pytest.fixture(params=["transformers", "canonlm"])
-def opened(request, llama, converted):
-    """One Llama, saved by transformers, and opened from there as its class and, converted, as our decoder."""
-    result = open_model(llama if request.param == "transformers" else converted, device="cpu")
+def opened(request, llama, tmp_path):
+    """One Llama, as transformers' class and as our decoder."""
+    if request.param == "canonlm":
+        make_decoder("llama").save_pretrained(tmp_path)
+        make_tokenizer().save_pretrained(tmp_path)
+    result = open_model(llama if request.param == "transformers" else str(tmp_path), device="cpu")
     assert result.about["kind"] == request.param
     return result
 
@@ -117,7 +100,7 @@ def test_scores_and_generates_like_the_harness_with_a_transformers_llama(opened,
     for pair, (mine, greedy), (theirs, theirs_greedy) in zip(PAIRS, scores(lm), reference[bos]["scores"], strict=True):
         assert mine == pytest.approx(theirs, abs=1e-4), pair
         assert greedy == theirs_greedy, pair
-    # In a text for perplexity, their BOS token occurs twice and is scored: see the test after the next.
+    # In a text for perplexity, their BOS token occurs twice and is scored: see the test of texts below.
     assert rolling(lm) == pytest.approx(reference[False]["rolling"], abs=1e-4)
     assert written(lm) == reference[bos]["written"]
 
@@ -157,27 +140,17 @@ def test_every_token_of_an_answer_counts(arch, bos):
 
 
 @pytest.mark.parametrize("bos", [False, True])
-def test_a_text_is_scored_token_by_token_after_one_bos(bos):
-    text, model = SENTENCES[1], make_decoder("llama")
-    ids = make_tokenizer().encode(text)
+@pytest.mark.parametrize(("text", "windows"), [(SENTENCES[1], 1), (LONG + "\n" + LONG, 7)], ids=["short", "long"])
+def test_a_text_is_scored_after_one_bos_in_windows_that_share_one_token(text, windows, bos):
+    model, ids = make_decoder("llama"), make_tokenizer().encode(text)
     assert ids[0] == 0
-    assert len(ids) < CONTEXT
-    [score] = rolling(CanonLM(subject("llama"), bos=bos), [text])
-    assert score == pytest.approx(by_hand(model, ids, 1), abs=1e-4)
-
-
-def test_a_long_text_is_scored_in_windows_that_share_one_token():
-    text, model = LONG + "\n" + LONG, make_decoder("llama")
-    ids = [0, *make_tokenizer().encode(text, add_special_tokens=False)]
-    total, start = 0.0, 1
-    while start < len(ids):
-        end = min(start + CONTEXT, len(ids))
+    total, ends = 0.0, [*range(1, len(ids), CONTEXT), len(ids)]
+    assert len(ends) - 1 == windows
+    for start, end in pairwise(ends):
         begin = max(0, end - 1 - CONTEXT)  # the last window reads as much as others, and scores the rest
         total += by_hand(model, ids[begin:end], start - begin)
-        start = end
-    [score] = rolling(CanonLM(subject("llama"), batch_size=7), [text])
-    assert len(ids) > 3 * CONTEXT
-    assert score == pytest.approx(total, abs=1e-3)
+    [score] = rolling(CanonLM(subject("llama"), bos=bos, batch_size=7), [text])
+    assert score == pytest.approx(total, abs=1e-4 * windows)
 
 
 @pytest.mark.slow
@@ -211,28 +184,20 @@ def test_answers_with_equal_ends_and_different_starts(llama, batch_size):
     assert [score for score, _ in theirs.loglikelihood(requests, True)] != pytest.approx(right, abs=1e-1)
 
 
-def test_a_blank_context_counts_as_empty():
-    lm, ids = CanonLM(subject("llama")), make_tokenizer().encode(" \n Snow fell")
-    [(score, _)] = lm.loglikelihood([Instance("loglikelihood", {}, (" \n", " Snow fell"), 0)], True)
-    assert score == pytest.approx(by_hand(make_decoder("llama"), ids, 1), abs=1e-4)
-
-
-def test_without_a_bos_token_texts_begin_with_eos():
-    opened = subject("llama")
-    opened.tokenizer.bos_token = None
-    lm, ids = CanonLM(opened), make_tokenizer().encode("Snow fell", add_special_tokens=False)
-    [(score, _)] = lm.loglikelihood([Instance("loglikelihood", {}, ("", "Snow fell"), 0)], True)
-    assert score == pytest.approx(by_hand(make_decoder("llama"), [1, *ids], 1), abs=1e-4)
-
-
-def test_without_bos_and_eos_only_an_empty_context_is_refused():
-    opened = subject("llama")
-    expected = written(CanonLM(opened))
-    opened.tokenizer.bos_token = opened.tokenizer.eos_token = None
-    lm = CanonLM(opened)
-    assert written(lm) == expected
+def test_what_an_answer_without_a_context_follows():
+    """BOS, else EOS, else it is refused; a blank context counts as empty."""
+    opened, model = subject("llama"), make_decoder("llama")
+    prompts, expected = written(CanonLM(opened)), {}
+    for bos, context, begin in (("<s>", " \n", 0), ("<s>", "", 0), (None, "", 1)):
+        opened.tokenizer.bos_token = bos
+        ids = [begin, *make_tokenizer().encode(f"{context} Snow fell", add_special_tokens=False)]
+        request = Instance("loglikelihood", {}, (context, " Snow fell"), 0)
+        [(expected[begin, context], _)] = CanonLM(opened).loglikelihood([request], True)
+        assert expected[begin, context] == pytest.approx(by_hand(model, ids, 1), abs=1e-4)
+    opened.tokenizer.eos_token = None
+    assert written(CanonLM(opened)) == prompts
     with pytest.raises(ValueError, match="tokenizer: expected one with a BOS or an EOS token"):
-        scores(lm)
+        scores(CanonLM(opened))
 
 
 def test_without_a_gpu_an_automatic_batch_is_bounded(monkeypatch):
@@ -257,25 +222,8 @@ def test_short_prompts_are_written_in_large_batches(monkeypatch):
     assert lm._detect_batch_size() == 2
 
 
-def test_truncated_texts_are_counted():
-    lm = CanonLM(subject("llama"))
-    scores(lm)
-    rolling(lm)
-    assert lm.cut == 3
-    written(lm)
-    assert lm.cut == 3 + 1
-
-
-def greedily(model, ids, most):
-    """Generate token by token without a cache, reading the whole text each time."""
-    ids, written = list(ids), []
-    for _ in range(most):
-        with torch.no_grad():
-            written.append(model(torch.tensor([ids])).logits[0, -1].argmax().item())
-        ids.append(written[-1])
-        if written[-1] == 1:
-            break
-    return make_tokenizer().decode(written, skip_special_tokens=True)
+def continuation(model, ids, most):
+    return make_tokenizer().decode(greedily(model, ids, most, 1), skip_special_tokens=True)
 
 
 @pytest.mark.every(3)
@@ -296,14 +244,15 @@ def test_truncation_of_prompts_beyond_the_context(arch, beyond, whole, bos, batc
     stop = {"until": [], "max_gen_toks": max_new_tokens}
     texts = lm.generate_until([Instance("generate_until", {}, (prompt, stop), i) for i, prompt in enumerate(prompts)])
     all_ids = [[0] * bos + make_tokenizer().encode(prompt, add_special_tokens=False) for prompt in prompts]
-    cut = [greedily(opened.model, ids[-(CONTEXT - max_new_tokens) :], max_new_tokens) for ids in all_ids]
-    uncut = [greedily(opened.model, ids, max_new_tokens) for ids in all_ids]
+    cut = [continuation(opened.model, ids[-(CONTEXT - max_new_tokens) :], max_new_tokens) for ids in all_ids]
+    uncut = [continuation(opened.model, ids, max_new_tokens) for ids in all_ids]
     assert [a == b for a, b in zip(cut, uncut, strict=True)] == [False, True, False]
     assert texts == (uncut if whole else cut)
     assert lm.cut == (0 if whole else 2)
     # Scored texts are still cut, as the answer would depend on the length of the windows.
     assert lm.max_length == CONTEXT
     assert scores(lm) == scores(CanonLM(opened, bos=bos, batch_size=batch_size))
+    rolling(lm)
     assert lm.cut == (0 if whole else 2) + 3
 
 
@@ -311,7 +260,7 @@ def test_a_requested_length_truncates_the_input_of_a_recurrent_model():
     opened, prompt = subject("gdn2", torch.float64), (LONG, {"until": [], "max_gen_toks": 9})
     lm = CanonLM(opened, max_length=20)
     [text] = lm.generate_until([Instance("generate_until", {}, prompt, 0)], True)
-    assert text == greedily(opened.model, make_tokenizer().encode(LONG)[-11:], 9)
+    assert text == continuation(opened.model, make_tokenizer().encode(LONG)[-11:], 9)
     assert lm.cut == 1
 
 
@@ -355,21 +304,18 @@ def test_decoding_is_greedy_whatever_the_models_own_settings_are(opened, referen
         ({"bos": "yes"}, 'bos: expected true or false, got "yes"'),
         ({"beyond": 1}, "beyond: expected true or false, got 1"),
         ({"boss": True}, 'unknown model argument "boss". Did you mean "bos"?'),
+        ({"bos": True}, "bos: expected false, as the tokenizer of llama has no BOS token"),
+        (
+            {"pretrained": Subject(SimpleNamespace(name_or_path=""), None, {})},
+            "tokenizer is missing: the model has none",
+        ),
     ],
 )
 def test_wrong_arguments_are_named(arguments, complaint):
-    with pytest.raises(ValueError) as error:
-        CanonLM(subject("llama"), **arguments)
-    assert str(error.value).startswith(complaint)
-
-
-def test_missing_tokenizer_features_are_reported():
     opened = subject("llama")
     opened.tokenizer.bos_token = None
-    with pytest.raises(ValueError, match="bos: expected false, as the tokenizer of llama has no BOS token"):
-        CanonLM(opened, bos=True)
-    with pytest.raises(ValueError, match="tokenizer is missing: the model has none"):
-        CanonLM(Subject(opened.model, None, {}))
+    with pytest.raises(ValueError, match=f"^{re.escape(complaint)}"):
+        CanonLM(**{"pretrained": opened, **arguments})
 
 
 def test_a_context_that_is_too_short_is_reported():

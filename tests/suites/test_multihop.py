@@ -1,6 +1,5 @@
 """Birth-year multi-hop: facts and questions, checked by readers who see only the prompt."""
 
-import random
 import re
 from collections import Counter
 
@@ -11,7 +10,7 @@ from scipy.stats import binomtest, chisquare
 
 from canonlm.suites.background import Neutral
 from canonlm.suites.multihop import MultiHop, MultiHopSettings, published_settings
-from canonlm.suites.questions import Question, scores
+from canonlm.suites.questions import Question
 from canonlm.tasks.capo.pools import load
 
 NAME = r"(\w+ \w+ \w+)"
@@ -86,30 +85,20 @@ def test_an_oracle_is_always_right(settings):
     assert share_right(suite(**settings, n=200), oracle) == 1
 
 
-@every_setting
-def test_guessing_among_the_years_scores_chance(settings):
-    rng = random.Random(0)
-    questions = suite(**settings, n=500)
-    right = round(500 * share_right(questions, lambda prompt: rng.choice(years(prompt))))
-    assert binomtest(right, 500, 1 / settings["people"]).pvalue > 1e-4
-
-
 @pytest.mark.every(3)
-@pytest.mark.parametrize("place", [0, -1], ids=["first", "last"])
-@pytest.mark.parametrize("k", [1, 2, 3])
-def test_no_year_by_position_beats_chance(k, place):
-    right = round(2000 * share_right(suite(k=k, people=4, n=2000), lambda prompt: years(prompt)[place]))
-    assert binomtest(right, 2000, 1 / 4).pvalue > 1e-4
+@pytest.mark.parametrize(
+    ("k", "people", "place", "published"),
+    [*((k, 4, place, False) for k in (1, 2, 3) for place in (0, -1)), (2, 3, 0, True)],
+)
+def test_no_year_by_position_beats_chance(k, people, place, published):
+    questions = suite(k=k, people=people, published=published, n=2000)
+    right = round(2000 * share_right(questions, lambda prompt: years(prompt)[place]))
+    assert binomtest(right, 2000, 1 / people).pvalue > 1e-4
 
 
 def test_the_first_year_is_the_answer_to_every_published_single_hop():
     questions = suite(k=1, published=True, background=100, n=100)
     assert share_right(questions, lambda prompt: years(prompt)[0]) == 1
-
-
-def test_two_published_hops_have_no_such_shortcut():
-    right = round(2000 * share_right(suite(k=2, people=3, published=True, n=2000), lambda prompt: years(prompt)[0]))
-    assert binomtest(right, 2000, 1 / 3).pvalue > 1e-4
 
 
 @every_setting
@@ -249,7 +238,8 @@ def test_a_text_file_is_the_background(tmp_path):
         assert background == [*full[start:], *full[:start]][: len(background)]
         assert sum(map(word_count, background[:-1])) < 9 <= sum(map(word_count, background))
     assert starts == {0, 1, 2, 3}
-    with pytest.raises(ValueError, match=r"^background: expected at most 10 tokens, .* got 11$"):
+    assert len(sentences(suite(text=str(path), background=10)[0].prompt)) == 5 + 4
+    with pytest.raises(ValueError, match=r"^background: expected at most 10 tokens, .* the text has, got 11$"):
         suite(text=str(path), background=11)[0]
     with pytest.raises(ValueError, match=r"^text: expected a text file"):
         suite(text=str(tmp_path / "none.txt"))
@@ -297,47 +287,14 @@ PINNED = [
 @pytest.mark.parametrize(
     ("answer_text", "exact", "year"),
     [
-        (" 1973.", True, True),
-        ("1973", True, True),
-        ("\n1973 or so", True, True),
-        (" 1973, not 1980", True, True),
-        (" 19731", False, False),
-        (" 1974", False, False),
-        (" the year 1973", False, True),
-        (" 1980, no, 1973", False, False),
-        (" 12 or 1973", False, True),
-        (" (1973)", False, True),
-        (" 1 9 7 3", False, False),
-        (" 197", False, False),
-        ("", False, False),
-        (" 1973th", True, True),
+        *((text, True, True) for text in (" 1973.", "1973", "\n1973 or so", " 1973, not 1980", " 1973th")),
+        *((text, False, True) for text in (" the year 1973", " 12 or 1973", " (1973)")),
+        *((text, False, False) for text in (" 19731", "11973", " 1974", " 1980, no, 1973", " 1 9 7 3", " 197", "")),
         (" ١٩٧٣", False, False),
     ],
 )
 def test_correct_answers(answer_text, exact, year):
     assert suite().grade(Question("", "1973"), answer_text) == {"exact": exact, "year": year}
-
-
-@given(answer_text=st.text(st.sampled_from("1973 0.\nx")), answer=st.sampled_from(["1973", "1979", "1999"]))
-def test_grades_agree_with_reading_letter_by_letter(answer_text, answer):
-    runs = "".join(c if c.isdigit() else " " for c in answer_text).split()
-    bare = answer_text.strip()
-    exact = bare[:4] == answer and not bare[4:5].isdigit()
-    year = next((run for run in runs if len(run) == 4), None) == answer
-    assert suite().grade(Question("", answer), answer_text) == {"exact": exact, "year": year}
-    assert year or not exact
-
-
-def test_scores_by_measure_and_position():
-    """The scores of a reader who remembers only the last year."""
-    questions = suite(k=1, people=4, n=400)
-    rows = [{"slice": q.slice, "right": questions.grade(q, f" {years(q.prompt)[-1]}")} for q in questions]
-    result = {(score.measure, *score.slice.items()): score for score in scores(rows, questions.measures)}
-    positions = [(), *[(("position", position),) for position in (1, 2, 3, 4)]]
-    assert set(result) == {(measure, *position) for measure in ("exact", "year") for position in positions}
-    assert result["exact", ("position", 4)].value == 1
-    assert all(result["exact", ("position", position)].value == 0 for position in (1, 2, 3))
-    assert abs(result["year",].value - 1 / 4) < 4 * result["year",].stderr
 
 
 # -- settings ---------------------------------------------------------------------------------------------------------
@@ -367,19 +324,11 @@ def test_the_published_grid():
         ({"published": "yes"}, r'published: expected true or false, got "yes"'),
         ({"text": 3}, r"text: expected a string, got 3"),
         ({"hops": 2}, r'unknown setting "hops"\. .*Settings: background, k, n, people, published, seed, text\.'),
+        ({"people": 60, "k": 3_000_000}, r"people: expected at most 160000000 people .* got 180000000"),
+        ({"split": "trian"}, r'unknown split "trian"\. Did you mean "train"\?.*'),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_invalid_settings(settings, error):
     with pytest.raises(ValueError, match=f"^{error}$"):
-        MultiHopSettings(**settings)
-
-
-def test_more_people_than_names():
-    with pytest.raises(ValueError, match=r"^people: expected at most 160000000 people .* got 180000000$"):
-        suite(k=3_000_000, people=60)
-
-
-def test_no_such_split():
-    with pytest.raises(ValueError, match=r'^unknown split "trian"\. Did you mean "train"\?'):
-        suite(split="trian")
+        suite(**settings)

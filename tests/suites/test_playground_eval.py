@@ -1,5 +1,7 @@
 """A saved model on its task: as trained, at another difficulty, beyond the length of training."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -129,8 +131,6 @@ def test_another_difficulty_with_the_same_tokens(run, knows):
 
 def test_equals_the_evaluation_of_the_training_run(run):
     """The run's last evaluation, repeated by the command."""
-    import json
-
     assert main(["eval", str(run), "--suite", "playground", "n=8"]) == 0
     rows = json.loads((run / "evals" / "step-00000002" / "results.json").read_text())
     final = json.loads((run / "result.json").read_text())["final"]
@@ -148,6 +148,7 @@ def test_equals_the_evaluation_of_the_training_run(run):
         ({"task": {"nodes": 3}}, 'unknown setting "task.nodes"'),
         ({"task": {"N": 40}}, r"lengths: expected numbers >= 2\.\d+, or the questions of .* do not fit, got \[1"),
         ({"lengths": [0.5, 1]}, r"lengths: expected numbers >= 1, got \[0.5, 1"),
+        ({"lengths": [1.02]}, "lengths: expected longer ones: no answer is complete beyond"),
     ],
 )
 def test_invalid_questions(run, knows, settings, message):
@@ -155,23 +156,13 @@ def test_invalid_questions(run, knows, settings, message):
         ask(run, knows(24, lambda row: np.zeros((len(row), 24))), **settings)
 
 
-def test_a_length_without_further_answers(run, knows):
-    with pytest.raises(ValueError, match="lengths: expected longer ones: no answer is complete beyond"):
-        ask(run, knows(24, lambda row: np.zeros((len(row), 24))), lengths=[1.02])
-
-
-def test_a_model_without_a_run_needs_a_task(knows, tmp_path):
-    subject = Subject(knows(24, lambda row: np.zeros((len(row), 24))), None, {"source": str(tmp_path)})
+def test_a_model_without_a_run_needs_a_task(knows):
+    subject, brevo = (Subject(knows(size, None), None, {"source": "here"}) for size in (24, 14))
+    assert evaluations(subject, PlaygroundSettings(task=DEPO))[0].settings["seq_len"] == 2048
     with pytest.raises(ValueError, match=r"task\.name: expected one of .*depo"):
         evaluations(subject, PlaygroundSettings())
-    assert evaluations(subject, PlaygroundSettings(task=DEPO))[0].settings["seq_len"] == 2048
-
-
-def test_tasks_without_windows_have_one_length(tmp_path, knows):
-    brevo = tasks.get("brevo", N=10)
-    subject = Subject(knows(len(brevo.vocab), None), None, {"source": str(tmp_path)})
     with pytest.raises(ValueError, match=r"lengths: expected \[1\]: in brevo every question stands alone"):
-        evaluations(subject, PlaygroundSettings(task={"name": "brevo", "N": 10}, lengths=[1, 2]))
+        evaluations(brevo, PlaygroundSettings(task={"name": "brevo", "N": 10}, lengths=[1, 2]))
 
 
 def test_the_headline_of_sentences_is_generation_from_the_start(tmp_path, knows):

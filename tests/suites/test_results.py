@@ -55,6 +55,8 @@ def test_scores_by_slice(tmp_path):
         ("digit", 0.0, 3, {"parity": 1}),
     ]
     assert result[0].stderr == pytest.approx((0.25 / 5) ** 0.5)  # the standard error of a mean of six
+    rows = [{"slice": {"k": 1}, "right": {"m": True}}, {"slice": {}, "right": {"m": False}}]  # only some have a slice
+    assert scores(rows, ("m",)) == [share_right("m", 1, 2), share_right("m", 1, 1, {"k": 1})]
 
 
 def test_saved_answers_are_reused(tmp_path):
@@ -76,14 +78,6 @@ def test_saved_answers_are_reused(tmp_path):
     assert third.questions == []
 
 
-def test_other_settings_are_different_questions(tmp_path):
-    results, again = Results(tmp_path, ABOUT), Calculator()
-    results.ask("sums", Sums(), {"seed": 0}, Calculator())
-    results.ask("sums", Sums(), {"seed": 1}, again)
-    assert len(again.questions) == 6
-    assert len(list((tmp_path / "answers").glob("*.jsonl"))) == 2
-
-
 def test_entries(tmp_path):
     results = Results(tmp_path, ABOUT)
     assert results.find("sums", "sums", {"seed": 0}) is None
@@ -101,14 +95,17 @@ def test_entries(tmp_path):
     assert {"canonlm", "torch", "transformers"} <= kept["versions"].keys()
 
 
-@pytest.mark.parametrize("other", [{"fingerprint": "f2"}, {"tokenizer": "t2"}])
-def test_answers_of_another_model_are_never_used(tmp_path, other):
+@pytest.mark.parametrize(
+    ("other", "settings"), [({"fingerprint": "f2"}, {}), ({"tokenizer": "t2"}, {}), ({}, {"seed": 1})]
+)
+def test_answers_of_another_model_or_to_other_questions_are_never_used(tmp_path, other, settings):
     """Not even of a model whose evaluation was stopped before it had a result."""
     with pytest.raises(KeyboardInterrupt):
         Results(tmp_path, ABOUT).ask("sums", Sums(), {}, Calculator(dies_after=4))
     calculator = Calculator()
-    Results(tmp_path, {**ABOUT, **other}).ask("sums", Sums(), {}, calculator)
+    Results(tmp_path, {**ABOUT, **other}).ask("sums", Sums(), settings, calculator)
     assert len(calculator.questions) == 6
+    assert len(list((tmp_path / "answers").glob("*.jsonl"))) == 2
 
 
 def test_more_questions_reuse_the_answers_to_fewer(tmp_path):
@@ -159,8 +156,3 @@ def test_another_model_and_a_damaged_file_are_refused(tmp_path):
         with pytest.raises(ValueError, match=r"--out: expected a folder whose results\.json can be read \(it cannot"):
             Results(tmp_path, ABOUT)
         assert (tmp_path / "results.json").read_text() == text
-
-
-def test_a_slice_that_only_some_rows_have():
-    rows = [{"slice": {"k": 1}, "right": {"m": True}}, {"slice": {}, "right": {"m": False}}]
-    assert scores(rows, ("m",)) == [share_right("m", 1, 2), share_right("m", 1, 1, {"k": 1})]

@@ -1,11 +1,13 @@
 """From `key=value` to settings; what a suite stores when it is stopped, and when it runs again."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM
+from canonlm.report.evals import SUITES
 from canonlm.suites import run as suites
 from canonlm.suites.load_model import open_model
 from canonlm.suites.multihop import MultiHop
@@ -38,12 +40,8 @@ def subject(tmp_path_factory):
 
 def test_lists_expand_to_every_combination():
     result = plan("multihop", ["k=[1,2]", "background=[0,300]", "people=3", "n=4"])
-    assert [(s.k, s.background, s.people, s.n) for s in result] == [
-        (1, 0, 3, 4),
-        (1, 300, 3, 4),
-        (2, 0, 3, 4),
-        (2, 300, 3, 4),
-    ]
+    expected = [(k, background, 3, 4) for k in (1, 2) for background in (0, 300)]
+    assert [(s.k, s.background, s.people, s.n) for s in result] == expected
     assert len(plan("multihop", [])) == 1
     assert [s.task for s in plan("babilong", ["task=[qa1,qa3]"])] == ["qa1", "qa3"]
     (playground,) = plan("playground", ["lengths=[1,1.5]", "task.N=40"])  # a setting that is a list is not a grid
@@ -120,14 +118,10 @@ def test_an_oracle_is_right(subject, tmp_path, monkeypatch):
 
 
 def test_a_model_without_a_tokenizer(subject, tmp_path):
-    from dataclasses import replace
-
     with pytest.raises(ValueError, match=r"MODEL: expected a model with a tokenizer \(--tokenizer names one: "):
         run("multihop", plan("multihop", []), replace(subject, tokenizer=None), PromptOptions(), tmp_path, Log())
     assert not list(Path(tmp_path).iterdir())
 
 
 def test_every_suite_is_described():
-    from canonlm.report.evals import SUITES
-
     assert SUITES.keys() == suites.SUITES.keys()

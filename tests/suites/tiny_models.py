@@ -53,6 +53,20 @@ def make_decoder(arch, dtype=torch.float32):
     return model.to(dtype)
 
 
+def greedily(model, ids, most, end):
+    """The tokens after `ids`, up to `end`, of one text, without a cache or padding: the whole text is read for each."""
+    written = []
+    while len(written) < most:
+        with torch.no_grad():
+            logits = model(torch.tensor([[*ids, *written]]), use_cache=False).logits[0, -1]
+        first, second = logits.topk(2).values.tolist()
+        assert first - second > 1e-6, "the comparison needs choices that rounding cannot change"
+        if (token := int(logits.argmax())) == end:
+            break
+        written.append(token)
+    return written
+
+
 def save_llama(folder):
     """Save the weights of `make_decoder("llama")` as transformers' Llama, with the tokenizer."""
     to_llama(make_decoder("llama")).save_pretrained(folder)
