@@ -45,7 +45,8 @@ def test_router_losses_apply_only_in_training(small_model):
     assert_close(output.loss, sum(terms(output.logits, None, 0)) / (LABELS[:, 1:] != -100).sum(), **CLOSE)
 
 
-@pytest.mark.parametrize("z_loss", ["logsumexp", "squared_nll"])
-def test_the_loss_of_a_bfloat16_model_is_float32(small_model, z_loss):
-    model = small_model(torch.bfloat16, **EXPERTS, z_loss=z_loss).train()
+@pytest.mark.parametrize("experts", [{}, EXPERTS])
+@pytest.mark.parametrize("z_loss", [None, "logsumexp", "squared_nll"])
+def test_the_loss_of_a_bfloat16_model_is_float32(small_model, z_loss, experts):
+    model = small_model(torch.bfloat16, **experts, z_loss=z_loss).train()
     assert model(IDS, labels=LABELS).loss.dtype == torch.float32
