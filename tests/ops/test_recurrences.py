@@ -280,18 +280,6 @@ def test_a_state_continues_the_sequence(op, seed, time, at, docs):
 
 
 @every_op
-@torch.no_grad()
-def test_decoding_continues_a_prefill(op):
-    (*tokens, _), _ = op.inputs(3, time=40)
-    full, last = op.run(*tokens)
-    _, state = op.run(*part(tokens, slice(0, 30)))
-    for t in range(30, 40):
-        o, state = op.call(op.run, [*part(tokens, slice(t, t + 1)), state])
-        assert_close(o[:, 0], full[:, t], atol=1e-12, rtol=0)
-    assert_close(state, last, atol=1e-12, rtol=0)
-
-
-@every_op
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @torch.no_grad()
 def test_padding_does_not_change_the_state(op, dtype):
