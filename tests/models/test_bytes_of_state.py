@@ -80,10 +80,11 @@ def test_ours_is_the_cache_of_a_forward(arch):
     assert on_meta(arch).state(20).total == real(build(arch, SIZES), 20)
 
 
+@pytest.mark.parametrize("numbers", [(1, 64), pytest.param((1000,), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("model_type", LIBRARY)
-def test_a_model_of_the_library_on_the_meta_device_is_its_real_cache(model_type):
+def test_a_model_of_the_library_on_the_meta_device_is_its_real_cache(model_type, numbers):
     counted, model = on_meta(f"hf:{model_type}"), build(f"hf:{model_type}", SIZES)
-    for num_tokens in (1, 64):
+    for num_tokens in numbers:
         assert counted.state(num_tokens).total == real(model, num_tokens)
 
 
