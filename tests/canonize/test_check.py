@@ -37,8 +37,7 @@ def states(model, *cases):
 
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize("canon", ["", "ABCD"])
-@pytest.mark.parametrize("mixer", ["attention", "gla", "gdn", "mamba2"])
+@pytest.mark.parametrize(("mixer", "canon"), [("attention", "ABCD"), ("gla", ""), ("mamba2", ""), ("gdn", "ABCD")])
 def test_our_models_are_never_wrong(mixer, canon):
     model = spread(CanonLMForCausalLM(CanonLMConfig(**SIZES, mixers=[mixer], canon_set=canon)))
     refused = {"crop", "rewind", "prompt lookup", "assisted"} if mixer != "attention" else set()

@@ -5,15 +5,13 @@ import pickle
 
 import pytest
 import torch
-from tiny_hosts import canonized, host, ids
+from tiny_hosts import PACKED, canonized, host, ids
 from torch import nn
 from torch.testing import assert_close
 from transformers import DynamicCache
 
 import canonlm
 from canonlm.canonize import fused_mlp
-
-PACKED = {"position_ids": torch.cat([torch.arange(4), torch.arange(6)])[None].expand(2, -1), "use_cache": False}
 
 
 def step(model, **call):
@@ -93,14 +91,17 @@ def test_only_the_usual_forward_is_replaced(kind, usual):
 
 def test_copies_and_decanonized_models_behave_as_before():
     model = canonized("llama", "ABCD", dtype=torch.float32)
-    expected = step(model)[1]
+    expected, without = (step(each)[1] for each in (model, host("llama", dtype=torch.float32)))
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert type(other) is type(model)
+        assert torch.equal(step(other)[1], expected)
         with torch.no_grad():
             for name, parameter in other.named_parameters():
-                if "canon_D" in name:
+                if "canon_" in name:
                     parameter.zero_()
-        assert not torch.equal(step(other)[1], expected)
+        assert torch.equal(step(other)[1], without)
         assert torch.equal(step(model)[1], expected)
-    plain = canonlm.decanonize(model)
-    assert type(plain.model.layers[0].mlp) is type(host("llama").model.layers[0].mlp)
-    assert torch.equal(step(plain)[1], step(host("llama", dtype=torch.float32))[1])
+    for one in (other, model):
+        plain = canonlm.decanonize(one)
+        assert type(plain.model.layers[0].mlp) is type(host("llama").model.layers[0].mlp)
+        assert torch.equal(step(plain)[1], without)

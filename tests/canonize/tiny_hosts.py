@@ -33,6 +33,7 @@ KINDS = {
 """Hosts, and the sites that they are tested with."""
 
 DOUBLE = torch.float64
+PACKED = {"position_ids": torch.cat([torch.arange(4), torch.arange(6)])[None].expand(2, -1), "use_cache": False}
 SINGLE = ("mixtral", "qwen2_moe", "deepseek_v3", "jamba")
 """Hosts with routed experts, which the library supports in single precision only."""
 

@@ -1,4 +1,6 @@
-"""One small model of every kind, for tests that must cover all kinds."""
+"""One small model of every kind, for tests that must cover all kinds, and tokens."""
+
+import torch
 
 from canonlm.models.mixers import MIXERS
 
@@ -15,3 +17,7 @@ FAMILIES = {
     "attnres": {"attention_residuals": True, "mixers": ["gla", "attention"], "canon_set": "AC"},
     "moe": {"mlp": "moe", "num_experts": 4, "intermediate_size": 24, "canon_set": "ABC"},
 }
+
+
+def ids(*shape):
+    return torch.randint(0, 61, shape, generator=torch.Generator().manual_seed(sum(shape)))

@@ -6,7 +6,6 @@ from torch.nn.functional import rms_norm
 from torch.testing import assert_close
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM
-from canonlm.models import tensor_parallel
 
 IDS = torch.arange(36).reshape(2, 18) * 7 % 61
 MODELS = {
@@ -95,9 +94,3 @@ def test_recomputed_blocks_have_the_same_gradients(small_model):
     model.gradient_checkpointing_enable({"use_reentrant": True})
     with pytest.raises(ValueError, match=r"^use_reentrant: expected False with attention residuals .*, got True$"):
         gradients(model)
-
-
-def test_tensor_parallelism_is_refused():
-    config = CanonLMConfig(attention_residuals=True)
-    with pytest.raises(ValueError, match=r"^parallel\.tp: expected 1 with attention residuals, got 2$"):
-        tensor_parallel.check(config, 2)

@@ -29,28 +29,25 @@ def assert_same(got, expected):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        (
-            {"canon_set": "AXD"},
-            r'^canon_set: expected letters out of .* \(such as "ABCD" or "KVOM:scaled"\), got "AXD"$',
-        ),
-        ({"canon_set": "AA"}, r'^canon_set: expected A once, got "AA"$'),
-        ({"num_hidden_layers": 2, "canon_sets": ["E", ""]}, r"^canon_sets: expected E in every layer's sites"),
-        ({"canon_set": "Ab"}, r'^canon_set: expected no site b: attention has no short convolution, got "Ab"$'),
-        ({"canon_sets": ["A", "b"]}, r'^canon_sets: expected no site b: .*, got "b"$'),
+        ({"canon_set": "AXD"}, r'letters out of .* \(such as "ABCD" or "KVOM:scaled"\), got "AXD"$'),
+        ({"canon_set": "AA"}, r'A once, got "AA"$'),
+        ({"canon_sets": ["E", ""]}, r"E in every layer's sites"),
+        ({"canon_set": "Ab"}, r'no site b: attention has no short convolution, got "Ab"$'),
+        ({"canon_sets": ["A", "b"]}, r'no site b: .*, got "b"$'),
         (
             {"canon_sets": ["A", "B", "C"]},
-            r"^canon_sets: expected one entry per layer \(2\), or a pattern that repeats, got \['A', 'B', 'C'\]$",
+            r"one entry per layer \(2\), or a pattern that repeats, got \['A', 'B', 'C'\]$",
         ),
-        ({"canon_kernel": 0}, r"^canon_kernel: expected an integer from 1 to 64, got 0$"),
-        ({"vocab_size": -3}, r"^vocab_size: expected an integer >= 1, got -3$"),
-        ({"intermediate_size": 0}, r"^intermediate_size: expected an integer >= 1, got 0$"),
-        ({"num_attention_heads": 5}, r"^num_attention_heads: expected a divisor of hidden_size = 32 .*, got 5$"),
-        ({"num_key_value_heads": 3}, r"^num_key_value_heads: expected a divisor of num_attention_heads = 4, got 3$"),
-        ({"rope_dim": 3}, r"^rope_dim: expected an even number from 0 \(no positions\) to head_dim = 8, got 3$"),
-        ({"rope_dim": 10}, r"^rope_dim: expected an even number .*, got 10$"),
-        ({"rope_dim": -2}, r"^rope_dim: expected an even number .*, got -2$"),
+        ({"canon_kernel": 0}, r"an integer from 1 to 64, got 0$"),
+        ({"vocab_size": -3}, r"an integer >= 1, got -3$"),
+        ({"intermediate_size": 0}, r"an integer >= 1, got 0$"),
+        ({"num_attention_heads": 5}, r"a divisor of hidden_size = 32 .*, got 5$"),
+        ({"num_key_value_heads": 3}, r"a divisor of num_attention_heads = 4, got 3$"),
+        ({"rope_dim": 3}, r"an even number from 0 \(no positions\) to head_dim = 8, got 3$"),
+        ({"rope_dim": 10}, r"an even number .*, got 10$"),
+        ({"rope_dim": -2}, r"an even number .*, got -2$"),
         ({"mixers": ["attention", "atention"]}, r'^unknown mixer "atention"\. Did you mean "attention"\? Mixers: '),
-        ({"mixers": []}, r"^mixers: expected one entry per layer \(2\), or a pattern that repeats, got \[\]$"),
+        ({"mixers": []}, r"one entry per layer \(2\), or a pattern that repeats, got \[\]$"),
         (
             {"mixers": ["gla"], "linear_num_heads": 5},
             r"^mixer_options\.gla\.num_heads: expected a divisor of hidden_size = 32 .*, got 5$",
@@ -59,11 +56,8 @@ def assert_same(got, expected):
             {"mixers": ["gdn"], "linear_num_heads": 0},
             r"^mixer_options\.gdn\.num_heads: expected an integer >= 1, got 0$",
         ),
-        ({"mixers": "gdn"}, r'^mixers: expected a list of strings, one per layer or repeating, got "gdn"$'),
-        (
-            {"canon_sets": "AC"},
-            r'^canon_sets: expected a list of strings, one per layer or repeating, got "AC"$',
-        ),
+        ({"mixers": "gdn"}, r'a list of strings, one per layer or repeating, got "gdn"$'),
+        ({"canon_sets": "AC"}, r'a list of strings, one per layer or repeating, got "AC"$'),
         (
             {"mixers": ["gla"], "mixer_options": {"gla": {"num_key_value_heads": 3}}},
             r"^mixer_options\.gla\.num_key_value_heads: expected a divisor of num_heads = 2, got 3$",
@@ -81,53 +75,52 @@ def assert_same(got, expected):
             {"mixers": ["gla"], "mixer_options": {"gla": {"num_head": 3}}},
             r'^unknown option of gla "num_head"\. Did you mean "num_heads"\? Options of gla: ',
         ),
-        ({"conv_kernel": 0}, r"^conv_kernel: expected an integer >= 1, got 0$"),
-        ({"mlp": "gatd"}, r'^mlp: expected "gated" or "standard" or "moe" or "none", got "gatd"$'),
-        ({"mlp": "none", "canon_set": "AC"}, r'^canon_set: expected no sites C, D and M with mlp = "none", got "AC"$'),
-        ({"mlp": "moe", "canon_set": "D"}, r'^canon_set: expected no site D with mlp = "moe": .*, got "D"$'),
-        ({"num_experts": 8}, r'^num_experts: expected none with mlp = "gated", got 8$'),
-        (
-            {"mlp": "none", "router_loss_weight": 0.0},
-            r'^router_loss_weight: expected none with mlp = "none", got 0\.0$',
-        ),
-        ({"alibi": "soft"}, r'^alibi: expected "alibi" or "hard", got "soft"$'),
-        ({"rope_heads": 3}, r"^rope_heads: expected a multiple of 2 \(query heads per key head\) up to 4, got 3$"),
-        ({"initializer": "zero"}, r'^initializer: expected "normal" or "fan_in" or "truncated", got "zero"$'),
-        ({"z_loss": "l2"}, r'^z_loss: expected "logsumexp" or "squared_nll", got "l2"$'),
+        ({"conv_kernel": 0}, r"an integer >= 1, got 0$"),
+        ({"mlp": "gatd"}, r'"gated" or "standard" or "moe" or "none", got "gatd"$'),
+        ({"canon_set": "AC", "mlp": "none"}, r'no sites C, D and M with mlp = "none", got "AC"$'),
+        ({"canon_set": "D", "mlp": "moe"}, r'no site D with mlp = "moe": .*, got "D"$'),
+        ({"mlp_bias": True, "mlp": "moe"}, r'False with mlp = "moe", got True$'),
+        ({"num_experts": 8}, r'none with mlp = "gated", got 8$'),
+        ({"router_loss_weight": 0.0, "mlp": "none"}, r'none with mlp = "none", got 0\.0$'),
+        ({"alibi": "soft"}, r'"alibi" or "hard", got "soft"$'),
+        ({"rope_heads": 3}, r"a multiple of 2 \(query heads per key head\) up to 4, got 3$"),
+        ({"initializer": "zero"}, r'"normal" or "fan_in" or "truncated", got "zero"$'),
+        ({"z_loss": "l2"}, r'"logsumexp" or "squared_nll", got "l2"$'),
         ({"hidden_act": "silo"}, r'^unknown hidden_act "silo"\. Did you mean "silu"\?'),
-        ({"rope_parameters": LINEAR}, r"^rope_parameters: expected rope_type 'default' alone: .*'factor': 4.0"),
-        ({"rope_scaling": LINEAR}, r"^rope_scaling: expected rope_type 'default' alone: .*'factor': 4.0"),
-        ({"rope_parameters": {"full_attention": LINEAR}}, r"^rope_parameters: expected rope_type 'default' alone: "),
-        ({"rope_parameters": 5}, r"^rope_parameters: expected an object such as .*, got 5$"),
+        ({"rope_parameters": LINEAR}, r"rope_type 'default' alone: .*'factor': 4.0"),
+        ({"rope_scaling": LINEAR}, r"rope_type 'default' alone: .*'factor': 4.0"),
+        ({"rope_parameters": {"full_attention": LINEAR}}, r"rope_type 'default' alone: "),
+        ({"rope_parameters": 5}, r"an object such as .*, got 5$"),
         (
             {"rope_theta": 5e5, "rope_parameters": {"rope_theta": 1e6}},
             r"^rope_parameters\.rope_theta: expected rope_theta = 500000\.0, got 1000000\.0$",
         ),
-        ({"partial_rotary_factor": 0.5}, r"^partial_rotary_factor: expected 1, or rope_dim, .*, got 0\.5$"),
+        ({"partial_rotary_factor": 0.5}, r"1, or rope_dim, .*, got 0\.5$"),
         (
             {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
             r"^rope_parameters\.partial_rotary_factor: expected 1, or rope_dim, .*, got 0\.5$",
         ),
-        ({"attention_chunk_size": 4096}, r"^attention_chunk_size: expected no such setting: .*, got 4096$"),
+        ({"attention_chunk_size": 4096}, r"no such setting: .*, got 4096$"),
         ({"mixers": ["mla"], "qk_norm": True}, r"^qk_norm: expected false with mla, .*, got True$"),
         ({"mixers": ["mla"], "rope_heads": 2}, r"^rope_heads: expected all heads with mla, .*, got 2$"),
-        ({"sliding_window": 1}, r"^sliding_window: expected an integer >= 2, got 1$"),
-        ({"sliding_window": 8, "alibi": "hard"}, r"^sliding_window: expected none with alibi, .*, got 8$"),
-        ({"sliding_layers": [True, False]}, r"^sliding_layers: expected sliding_window and an attention layer"),
-        ({"sliding_layers": [True] * 3, "sliding_window": 4}, r"^sliding_layers: expected one entry per layer \(2\)"),
-        ({"sliding_layers": "x", "sliding_window": 4}, r"^sliding_layers: expected a list of true and false"),
-        ({"attention_sink": True, "mixers": ["gdn"]}, r"^attention_sink: expected an attention layer .*, got True$"),
-        ({"final_logit_softcapping": 30.0}, r"^final_logit_softcapping: expected no such setting"),
-        ({"residual_multiplier": 0.2}, r"^residual_multiplier: expected no such setting"),
-        ({"kv_lora_rank": 512}, r"^kv_lora_rank: expected no such setting"),
-        ({"n_layer": 12}, r"^n_layer: expected no such setting"),
-        ({"use_bias": True}, r"^use_bias: expected no such setting"),
-        ({"per_layer_config": {0: {"hidden_act": "relu"}}}, r"^per_layer_config: expected no such setting"),
-        ({"is_causal": False}, r"^is_causal: expected true"),
+        ({"sliding_window": 1}, r"an integer >= 2, got 1$"),
+        ({"sliding_window": 8, "alibi": "hard"}, r"none with alibi, .*, got 8$"),
+        ({"sliding_layers": [True, False]}, r"sliding_window and an attention layer"),
+        ({"sliding_layers": [True] * 3, "sliding_window": 4}, r"one entry per layer \(2\)"),
+        ({"sliding_layers": "x", "sliding_window": 4}, r"a list of true and false"),
+        ({"attention_sink": True, "mixers": ["gdn"]}, r"an attention layer .*, got True$"),
+        ({"final_logit_softcapping": 30.0}, r"no such setting"),
+        ({"residual_multiplier": 0.2}, r"no such setting"),
+        ({"kv_lora_rank": 512}, r"no such setting"),
+        ({"n_layer": 12}, r"no such setting"),
+        ({"use_bias": True}, r"no such setting"),
+        ({"per_layer_config": {0: {"hidden_act": "relu"}}}, r"no such setting"),
+        ({"is_causal": False}, r"true"),
         ({"canon_sett": "A"}, r'^unknown setting "canon_sett"\. Did you mean "canon_set"'),
     ],
 )
 def test_a_bad_field_is_named_in_one_line(small_model, fields, message):
+    message = message if message.startswith("^") else f"^{next(iter(fields))}: expected {message}"
     with pytest.raises(ValueError, match=message) as caught:
         small_model(**fields)
     assert "\n" not in str(caught.value)
@@ -140,15 +133,6 @@ def test_equal_configurations_are_normalised():
     assert same[0].to_dict() == same[1].to_dict()
     apart = CanonLMConfig(canon_set="A,C:k2", canon_kernel=3)
     assert (apart.canon_set, apart.canon_kernel) == ("A:k3,C:k2", 4)
-
-
-def test_a_configuration_survives_its_file(tmp_path):
-    config = CanonLMConfig(num_hidden_layers=2, canon_sets=["A", ""], rope_dim=16, init_seed=5, canon_kernel=3)
-    config.save_pretrained(tmp_path)
-    loaded = AutoConfig.from_pretrained(tmp_path)
-    assert isinstance(loaded, CanonLMConfig)
-    assert {**loaded.to_dict(), "_name_or_path": ""} == config.to_dict()
-    assert loaded.layer_types == ["hybrid", "full_attention"]
 
 
 def test_only_mixtures_of_experts_have_fields_of_experts(tmp_path):

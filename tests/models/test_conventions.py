@@ -77,6 +77,24 @@ def loss_of_parts(model, folder):
     assert_close(parts, model(IDS, labels=IDS).loss)
 
 
+@torch.enable_grad()
+def resuming(model, folder):
+    settings = {
+        "max_steps": 8,
+        "save_steps": 4,
+        "logging_steps": 1,
+        "learning_rate": 1e-2,
+        "lr_scheduler_type": "constant",
+    }
+    full, again = (trainer(each, folder / "run", **settings) for each in (model, copy.deepcopy(model)))
+    full.train()
+    first, *_, last = [row["loss"] for row in full.state.log_history if "loss" in row]
+    assert last < first / 2
+    again.train(resume_from_checkpoint=str(folder / "run" / "checkpoint-4"))
+    assert again.state.global_step == 8
+    assert_close(again.model.state_dict(), full.model.state_dict(), atol=0, rtol=0)
+
+
 def parts(model, folder):
     assert model.get_input_embeddings() is model.model.embed_tokens
     assert model.get_output_embeddings() is model.lm_head
@@ -168,7 +186,7 @@ def adapters(model, folder):
     label_smoothing(adapted, folder)
 
 
-CONVENTIONS = [names_of_classes, auto_classes, label_smoothing, predictions_are_logits, loss_of_parts, parts,
+CONVENTIONS = [names_of_classes, auto_classes, label_smoothing, predictions_are_logits, loss_of_parts, resuming, parts,
                tied_weights, blocks_and_devices, supported_kernels, text_generation, continuous_batching,
                generation_settings, card, plans, adapters]  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from families import ids
 from torch.testing import assert_close
 from transformers import DynamicCache
 
@@ -29,10 +30,6 @@ SIZES = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
 @pytest.fixture(params=MODELS)
 def model(small_model, request):
     return small_model(**SIZES, **MODELS[request.param])
-
-
-def ids(*shape):
-    return torch.randint(0, 61, shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
 def documents(input_ids):

@@ -17,7 +17,6 @@ from canonlm.core.user_code import load
 from canonlm.models import hf
 from canonlm.models import loss as losses
 from canonlm.models.build import complete_name
-from canonlm.models.cache import positions_in_documents
 from canonlm.models.causality import check
 from canonlm.models.hf import library_model, outside_model
 from canonlm.models.initialize import generator_for
@@ -125,17 +124,6 @@ def test_building_leaves_the_random_state_alone():
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_loss_is_the_librarys_own_in_float64():
-    model = library_model("hf:llama", SIZES)
-    model.module.double()
-    own = model.module(input_ids=ids, labels=ids, use_cache=False).loss
-    shifted = nn.functional.pad(ids[:, 1:], (0, 1), value=-100)
-    total = model.loss(ids, shifted, None, float((shifted != -100).sum())).total
-    # The library computes its loss in float32.
-    assert total.dtype == torch.float64
-    assert_close(total.float(), own.float(), atol=1e-6, rtol=0)
-
-
 @pytest.mark.parametrize("model_type", ["qwen3", "mamba2", "gpt2"])
 def test_loss_in_chunks_equals_the_loss_at_once(model_type, monkeypatch):
     model = library_model(f"hf:{model_type}", SIZES)
@@ -174,11 +162,6 @@ def test_router_loss_is_a_mean_over_targets():
     outputs = model.module(input_ids=ids, use_cache=False)
     expected = nn.functional.cross_entropy(outputs.logits.flatten(0, 1), targets.flatten()) + 0.5 * outputs.aux_loss
     assert_close(model.loss(ids, targets, None, 64.0).total, expected)
-
-
-def test_positions_restart_with_documents():
-    doc_ids = torch.tensor([[4, 4, 4, 7, 7, 4], [0, 1, 1, 2, 2, 2]])
-    assert positions_in_documents(doc_ids, None).tolist() == [[0, 1, 2, 0, 1, 0], [0, 0, 1, 0, 1, 2]]
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3", "gemma3_text", "olmo3"])

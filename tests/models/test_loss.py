@@ -39,13 +39,8 @@ def test_loss_is_the_mean_of_its_terms(small_model, z_loss, experts, num_items):
     assert_close(loss_and_gradients(output.loss, model), loss_and_gradients(expected, model), **CLOSE)
 
 
-def test_router_losses_apply_only_in_training(small_model):
-    model = small_model(**EXPERTS)
-    output = model(IDS, labels=LABELS)
-    assert_close(output.loss, sum(terms(output.logits, None, 0)) / (LABELS[:, 1:] != -100).sum(), **CLOSE)
-
-
-@pytest.mark.parametrize("z_loss", ["logsumexp", "squared_nll"])
-def test_the_loss_of_a_bfloat16_model_is_float32(small_model, z_loss):
-    model = small_model(torch.bfloat16, **EXPERTS, z_loss=z_loss).train()
+@pytest.mark.parametrize("experts", [{}, EXPERTS])
+@pytest.mark.parametrize("z_loss", [None, "logsumexp", "squared_nll"])
+def test_the_loss_of_a_bfloat16_model_is_float32(small_model, z_loss, experts):
+    model = small_model(torch.bfloat16, **experts, z_loss=z_loss).train()
     assert model(IDS, labels=LABELS).loss.dtype == torch.float32

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from families import ids
 from torch.testing import assert_close
 from transformers import StaticCache
 
@@ -25,10 +26,6 @@ INPUTS = {
     "packed and padded": {"doc_ids": DOC_IDS, "attention_mask": MIDDLE},
 }
 EXACT = {"atol": 1e-10, "rtol": 0}
-
-
-def ids(*shape):
-    return torch.randint(0, 61, shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
 def rotated(x_TE, places, config):
@@ -109,16 +106,6 @@ def test_only_distances_count(small_model, kind):
     assert_close(packed[:, 5:], model(tokens[:, 5:]).logits, **EXACT)
 
 
-@pytest.mark.parametrize("kind", ["alibi", "hard"])
-def test_a_mask_of_four_dimensions_is_kept(small_model, kind):
-    model = small_model(alibi=kind)
-    tokens = ids(2, 12)
-    lower = torch.ones(12, 12, dtype=torch.bool).tril().expand(2, 1, 12, 12)
-    expected = model(tokens).logits
-    for mask in (lower, torch.zeros(2, 1, 12, 12).double().masked_fill(~lower, torch.finfo(torch.float64).min)):
-        assert_close(model(tokens, attention_mask=mask, use_cache=False).logits, expected, **EXACT)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_distinguishes_neighbouring_positions(dtype):
     """In bfloat16, 2000 and 2001 are equal. And nothing is infinite, or a row of padding would be entirely infinite."""
@@ -161,18 +148,3 @@ def test_kernels_without_a_bias_per_head_are_refused(small_model, kind, kernel):
     assert not model._supports_flash_attn  # continuous batching reads this before it changes the kernel
     assert not model._supports_flex_attn
     assert small_model()._supports_flash_attn
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["alibi", "hard"])
-def test_compiles_without_graph_breaks(small_model, kind):
-    model = small_model(alibi=kind, num_hidden_layers=1).train()
-    inputs = {"input_ids": ids(2, 12), "labels": ids(2, 12), "use_cache": False, "doc_ids": DOC_IDS}
-    collected = []
-    for forward in (model, torch.compile(model, fullgraph=True, backend="aot_eager")):
-        model.zero_grad()
-        loss = forward(**inputs).loss
-        loss.backward()
-        collected.append({"loss": loss.detach(), **{name: value.grad for name, value in model.named_parameters()}})
-    torch._dynamo.reset()
-    assert_close(*collected, **EXACT)

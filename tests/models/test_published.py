@@ -19,7 +19,6 @@ from canonlm.models.published.checkpoint import parse
 from canonlm.models.published.format import ratio
 
 FULL_SIZE = json.loads((Path(__file__).parents[1] / "golden" / "full_size.json").read_text())
-MANIFEST = Path(__file__).parents[3] / "shared" / "spec" / "manifest_full_size.json.gz"
 
 
 def digest(shapes):

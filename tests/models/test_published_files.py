@@ -221,10 +221,6 @@ def test_a_name_that_is_neither_a_folder_nor_a_repository(monkeypatch, error):
         load_published("runs/nowhere")
 
 
-def write(content):
-    return lambda file: file.write_text(content)
-
-
 def test_an_unknown_target(model, tmp_path):
     with pytest.raises(ValueError, match=r'^unknown target "hff"\. Did you mean "hf"\?'):
         save_published(model, tmp_path, "hff")

@@ -50,6 +50,13 @@ def ours(x, weight, docs, state):
     return causal_conv(x, weight, doc_ids_BT=docs, state_BCK=state)
 
 
+def in_place(*case):
+    """The form without numba."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "usable", lambda *_: False)
+        return ours(*case)
+
+
 def by_slices(x, weight, docs, state):
     """The form for compilers, called directly."""
     history, kernel = 0, weight.shape[-1]
@@ -59,7 +66,7 @@ def by_slices(x, weight, docs, state):
     return causal_conv_plain.by_slices(x, weight[:, 0].t(), same_doc, history)
 
 
-@pytest.mark.parametrize("form", [ours, by_slices])
+@pytest.mark.parametrize("form", [in_place, by_slices])
 @settings(max_examples=25)
 @given(
     seed=st.integers(0, 10**6),
@@ -76,35 +83,6 @@ def test_value_and_gradients_equal_the_definition(form, seed, batch, time, kerne
         patch.setattr(module, "BLOCK", block)
         got = value_and_gradients(form, *case)
     assert_close(got, value_and_gradients(by_definition, *case), atol=1e-12, rtol=0)
-
-
-@pytest.mark.parametrize("kernel", [1, 2, 3, 4, 5, 6])
-@pytest.mark.parametrize("time", [1, 3, 33])
-def test_equals_conv1d(kernel, time):
-    def conv1d(x, weight, docs, state):
-        padded = torch.nn.functional.pad(x.transpose(1, 2), (kernel - 1, 0))
-        return torch.nn.functional.conv1d(padded, weight, groups=x.shape[-1]).transpose(1, 2)
-
-    case = inputs(kernel, 2, time, 7, kernel)
-    assert_close(value_and_gradients(ours, *case), value_and_gradients(conv1d, *case), atol=1e-12, rtol=0)
-
-
-def test_strided_inputs_and_expanded_gradients():
-    x = torch.randn(3, 5, 8, dtype=torch.float64).transpose(1, 2).requires_grad_()
-    weight = torch.randn(5, 1, 4, dtype=torch.float64, requires_grad=True)
-    got = torch.autograd.grad(causal_conv(x, weight).sum(), (x, weight))
-    assert_close(got, torch.autograd.grad(by_definition(x, weight).sum(), (x, weight)), atol=1e-12, rtol=0)
-
-
-@pytest.mark.parametrize("docs", [False, True])
-def test_bfloat16_is_rounded_once(docs):
-    x, weight, doc_ids, state = inputs(3, 4, 50, 16, 4, docs=docs, state=True, dtype=torch.bfloat16)
-    with torch.no_grad():
-        exact = ours(x.double(), weight.double(), doc_ids, state.double())
-        got = ours(x, weight, doc_ids, state)
-    # Summed in float32, a result halfway between two bfloat16 numbers may round the other way: one in thousands.
-    assert got.dtype == torch.bfloat16
-    assert (got != exact.bfloat16()).float().mean() < 0.002
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
@@ -144,12 +122,6 @@ def test_state_is_the_last_real_inputs_of_the_last_document(seed, lengths, kerne
             ids = torch.cat([doc_ids[row, :1].expand(kernel), doc_ids[row, :end]])[-kernel:]
             expected = expected * (ids == ids[-1])[:, None]
         assert_close(got[row], expected.t(), atol=0, rtol=0)
-
-
-def test_state_of_a_plain_row_needs_no_mask():
-    x = torch.randn(2, 3, 5)
-    assert_close(conv_state(x, 4), torch.nn.functional.pad(x.transpose(1, 2), (1, 0)))
-    assert_close(conv_state(x, 2), x[:, 1:].transpose(1, 2))
 
 
 @pytest.mark.parametrize("docs", [False, True])

@@ -105,6 +105,7 @@ def test_layouts_that_divide():
         ({"alibi": "alibi"}, "1 where heads differ"),
         ({"rope_heads": 2}, "1 where heads differ"),
         ({"attention_dropout": 0.1}, "1 with attention_dropout"),
+        ({"attention_residuals": True}, "1 with attention residuals"),
         ({"num_attention_heads": 2}, "a divisor of num_attention_heads = 2, got 4"),
         ({"num_key_value_heads": 2}, "a divisor of num_key_value_heads = 2, got 4"),
         ({"intermediate_size": 42}, "a divisor of intermediate_size = 42, got 4"),

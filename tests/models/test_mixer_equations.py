@@ -1,4 +1,4 @@
-"""The mixers of the delta rule against their equations, one token after the other, as products of matrices."""
+"""Mixers against their equations: the delta rule as products of matrices, one token after the other, and retention."""
 
 import pytest
 import torch
@@ -63,3 +63,34 @@ def test_mixing_equals_the_equations(small_model, case):
 def test_a_rank_of_zero_is_not_the_default(small_model, kind, rank):
     with pytest.raises(ValueError, match=rf"{kind}\.{rank}: expected an integer >= 1, got 0"):
         small_model(mixers=[kind], mixer_options={kind: {rank: 0}})
+
+
+TIME = 19
+
+
+def fixed(mixer, x_BTD):
+    """D_ts = gamma^(t - s), with one gamma per head."""
+    gamma_H11 = torch.tensor([1 - 1 / 32, 1 - 1 / 64], dtype=torch.float64).view(2, 1, 1)
+    steps = torch.arange(TIME)
+    return gamma_H11 ** (steps[:, None] - steps).clamp(min=0)
+
+
+def gated(mixer, x_BTD):
+    """D_ts = the product of the decays after s up to t."""
+    decay_BHT = torch.sigmoid(x_BTD @ mixer.decay_proj.weight.T).pow(1 / 16).transpose(1, 2)
+    rows = [[decay_BHT[..., s + 1 : t + 1].prod(-1) for s in range(TIME)] for t in range(TIME)]
+    return torch.stack([torch.stack(row, -1) for row in rows], -2)
+
+
+@pytest.mark.parametrize(("name", "decays"), [("retention", fixed), ("gated_retention", gated)])
+def test_retention_equals_the_parallel_form(small_model, name, decays):
+    """(Q K^T * D) V, all pairs at once, with fixed and with gated decays."""
+    mixer, seen = small_model(mixers=[name]).model.layers[0].mixer, []
+    mixer.o_norm.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
+    x_BTD = torch.randn(2, TIME, 32, dtype=torch.float64)
+    mixer(x_BTD, Layout())
+    q, k, v = (
+        silu(mixer.get_submodule(f"{name}_proj")(x_BTD)).unflatten(-1, (2, -1)).transpose(1, 2) for name in "qkv"
+    )
+    o_BHTV = (q @ k.mT * 16**-0.5 * decays(mixer, x_BTD)).tril() @ v
+    assert_close(seen[0], o_BHTV.transpose(1, 2), atol=1e-12, rtol=0)
