@@ -328,6 +328,7 @@ def test_a_name_determines_everything_but_sizes(config):
         ),
         *("llama{canon_sets=[A:k3;D,A]}", "mamba3+canon=ABCD", "mamba3.llama", "mamba3{canon_sets=[AbCD]}"),
         *("llama+canon:k3:nores", "llama+canon=AC:silu:frozen", "gla5{clamp_min=-0.5}+canon"),
+        *("gdn2.llama{head_dim=16}", "gla5.mla.llama{num_key_value_heads=4}", "gdn2{rms_norm_eps=0.1}.llama"),
         *("gla5{num_heads=2}.llama", "llama{canon_sets=[A,ABCD]}", "llama{num_key_value_heads=2}+canon+qknorm"),
     ],
 )

@@ -4,7 +4,7 @@ from typing import ClassVar, get_origin
 
 from canonlm.canon.sites import SHORT_CONV
 from canonlm.models.config import OF_CANON, CanonLMConfig
-from canonlm.models.mixers.base import MIXERS
+from canonlm.models.mixers.base import MIXERS, Mixer
 from canonlm.models.other_names import FLAT_OPTIONS
 
 GROUPS = {
@@ -40,6 +40,11 @@ FIELDS = [
 """The fields that a name decides."""
 
 
+def mixer_reads(mixer: type[Mixer], key: str) -> bool:
+    """Whether layers of this mixer read a field of attention, or the field is of all."""
+    return key not in GROUPS["attention"] or (mixer.attends and key not in mixer.ignores)
+
+
 def reads(config: CanonLMConfig, key: str) -> bool:
     """Whether the value of a field matters in this configuration."""
     return lacks(config, key, "") is None
@@ -49,7 +54,7 @@ def lacks(config: CanonLMConfig, key: str, base: str) -> str | None:
     """The part that a configuration lacks to read a field; None if it reads it. base: of its name."""
     layers = config.mixers
     mixers = [MIXERS[mixer] for mixer in dict.fromkeys(layers)]
-    if key in GROUPS["attention"] and not any(mixer.attends and key not in mixer.ignores for mixer in mixers):
+    if not any(mixer_reads(mixer, key) for mixer in mixers):
         return f"an attention layer to read {key}, as in llama or {base}.llama"
     if key == "conv_kernel" and not any(
         SHORT_CONV in config.sites(i) and key not in MIXERS[mixer].ignores for i, mixer in enumerate(layers)

@@ -23,7 +23,7 @@ from canonlm.canon import sites as canon_sites
 from canonlm.canon.sites import SHORT_CONV, Variant
 from canonlm.core.errors import expected, unknown
 from canonlm.models.config import CanonLMConfig
-from canonlm.models.fields import FIELDS, GROUPS, lacks, reads
+from canonlm.models.fields import FIELDS, GROUPS, lacks, mixer_reads, reads
 from canonlm.models.mixers.base import MIXERS, Architecture, Mixer
 
 
@@ -425,9 +425,10 @@ def _complete(config: CanonLMConfig, names: Mapping[str, str]) -> str | None:
         }
         for key in FIELDS:
             if key not in ("mixers", "mixer_options") and differs(key, near):
-                # In the braces of a mixer that has no option of that name.
-                mixer = next(mixer for _, mixer, *_ in pattern if key not in MIXERS[mixer].Options.__dataclass_fields__)
-                settings[mixer, key] = _pattern(_value(config, key))
+                # In the braces of a mixer that has no option of that name, and if there is one that reads the field.
+                able = [mixer for _, mixer, *_ in pattern if key not in MIXERS[mixer].Options.__dataclass_fields__]
+                reading = [mixer for mixer in able if mixer_reads(MIXERS[mixer], key)]
+                settings[(reading or able)[0], key] = _pattern(_value(config, key))
         for setting in list(settings):
             fewer = {other: value for other, value in settings.items() if other != setting}
             if _is_named(config, written(fewer, modifiers)):  # it follows from another setting
