@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, MistralC
 from canonlm import CanonLMConfig, CanonLMForCausalLM
 from canonlm.models.config import OF_EXPERTS
 from canonlm.models.initialize import generator_for
+from canonlm.models.mixers.recurrent import KeyValueOptions, derive_heads
 
 LINEAR = {"rope_type": "linear", "factor": 4.0}
 
@@ -209,3 +210,10 @@ def test_wrappers_do_not_change_the_draw(wrapped):
 
 
 # Saving
+
+
+def test_derive_heads_by_its_old_name():
+    options = KeyValueOptions(value_head_dim=5)
+    with pytest.warns(FutureWarning, match=r"use self.derive_heads\(config"):
+        derive_heads(options, CanonLMConfig(hidden_size=64, num_attention_heads=8), key_head_dim=1, value_head_dim=1)
+    assert options == KeyValueOptions(num_heads=4, key_head_dim=16, value_head_dim=5)

@@ -1,5 +1,6 @@
 """Base classes of recurrent mixers: states between calls, convolution sites, gates."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -39,6 +40,12 @@ class HeadOptions(KeyValueOptions):
         self.derive_heads(config, key_head_dim=1, value_head_dim=2)
         if self.output_gate_rank is not None:
             self.check_positive("output_gate_rank")
+
+
+def derive_heads(options: Options, config: Config, **widths: int) -> None:
+    """Deprecated: `options.derive_heads(config, …)`."""
+    warnings.warn("derive_heads(self, config, …) goes: use self.derive_heads(config, …)", FutureWarning, stacklevel=2)
+    options.derive_heads(config, **widths)
 
 
 class RecurrentMixer(Mixer):
