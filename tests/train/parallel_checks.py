@@ -80,6 +80,7 @@ TENSOR_PARALLEL = {
         "canon_sets": ["AbBCD", "bACD", "ABCD", "ABCD"],
         **DEEP,
     },
+    "product": {"mixers": ["deltaproduct"], "mixer_options": {"deltaproduct": {"steps": 3}}, "canon_set": "AbBCD"},
     "linear": {"mixers": ["gla", "retention", "gated_retention", "rwkv7"], "canon_set": "AbBCD", **DEEP},
     "rwkv7": {
         **{"mixers": ["rwkv7", "mla"], "canon_set": "ABCD", **DEEP},

@@ -95,7 +95,6 @@ def test_layouts_that_divide():
 @pytest.mark.parametrize(
     ("fields", "what"),
     [
-        ({"mixers": ["attention", "deltaproduct"]}, "1 with deltaproduct: its layers are not split by heads"),
         (FAMILIES["gdn"], "a divisor of gdn's num_heads = 2, got 4"),
         (
             {"mixers": ["mamba2"], "mixer_options": {"mamba2": {"num_heads": 4, "n_groups": 2}}},

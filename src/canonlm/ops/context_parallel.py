@@ -48,7 +48,7 @@ class Span:
         sent, received = [0] * self.size, [0] * self.size
         sent[(self.rank + 1) % self.size] = received[self.rank - 1] = batch
         x_BKC = torch.cat([x[:, 1 - kernel :] for x in xs], dim=-1)
-        x_BKC = _AllToAll.apply(x_BKC, self.group, sent, received)
+        x_BKC = AllToAll.apply(x_BKC, self.group, sent, received)
         if self.rank == 0:  # not left out: the others wait for it, in the backward pass too
             x_BKC = x_BKC.masked_fill(torch.ones((), dtype=torch.bool, device=x_BKC.device), 0)
         elif doc_ids_BT is not None:
@@ -64,7 +64,7 @@ class Span:
     def exchange(self, x: Tensor) -> Tensor:
         """Sends x[i] to process i; returns what came from each."""
         ones = [1] * self.size
-        return _AllToAll.apply(x, self.group, ones, ones)
+        return AllToAll.apply(x, self.group, ones, ones)
 
 
 def own(x: Tensor, span: Span | None, dim: int) -> Tensor:
@@ -111,7 +111,7 @@ def on_whole_rows(op: Op, span: Span | None) -> Op:
     return run
 
 
-class _AllToAll(torch.autograd.Function):
+class AllToAll(torch.autograd.Function):
     """Sends sent[i] rows of `x`, in order, to process i of a group; returns the received[i] rows from each."""
 
     @staticmethod
@@ -122,4 +122,4 @@ class _AllToAll(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy: Tensor) -> tuple[Tensor, None, None, None]:
-        return _AllToAll.apply(dy, *ctx.back), None, None, None
+        return AllToAll.apply(dy, *ctx.back), None, None, None

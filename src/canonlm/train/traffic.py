@@ -3,12 +3,12 @@
 FSDP gathers a block's weights before its forward and again before its backward, for each micro-batch; those outside
 blocks (embedding, last norm, head) once, as the backward does not need them or finds them kept. Gradients are reduced
 to shards in float32, for each micro-batch. With copies (`parallel.dp_replicate`), shards are summed over the copies
-once a step. In a tensor- parallel group, the mixer and the MLP of a layer each sum their output, and in the backward
+once a step. In a tensor-parallel group, the mixer and the MLP of a layer each sum their output, and in the backward
 pass the gradient of their input. In a context-parallel group, what a forward pass sends is counted on a model without
 contents; gradients take the same way back, and activation checkpointing sends it again.
 
-Left out: norms of gradients and losses (bytes), data, checkpoints, the logits' sums over a tensor-parallel group, the
-inputs of convolutions that are sent.
+Left out: norms of gradients and losses (bytes), data, checkpoints, the inputs of convolutions that are sent; in a
+tensor-parallel group, the logits' sums and the keys and values that Gated DeltaProduct exchanges.
 """
 
 from dataclasses import dataclass

@@ -17,6 +17,7 @@ from canonlm.models.mixers.base import Architecture, register
 from canonlm.models.mixers.gdn import DeltaOptions, GatedDeltaNet
 from canonlm.models.mixers.recurrent import mask_out, unit
 from canonlm.models.settings import Config
+from canonlm.ops.context_parallel import AllToAll
 from canonlm.ops.gated_delta_rule import gated_delta_rule
 
 
@@ -46,7 +47,7 @@ class GatedDeltaProduct(GatedDeltaNet):
             short_conv=True,
         )
     }
-    tensor_parallel: ClassVar = {}  # a head's keys of several steps are not next to each other
+    tensor_parallel: ClassVar = GatedDeltaNet.tensor_parallel  # `by_step` brings the steps of a head together
 
     @classmethod
     def flops(cls, config: Config, seq_len: int) -> float:
@@ -61,8 +62,7 @@ class GatedDeltaProduct(GatedDeltaNet):
         self, x_BTD: Tensor, q_BTHK: Tensor, k_BTJK: Tensor, v_BTJV: Tensor, layout: Layout, state: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         beta_BTJ = mask_out(self.strengths(x_BTD), layout)
-        by_step = [x.unflatten(2, (self.options.steps, -1)).flatten(1, 2) for x in (unit(k_BTJK), v_BTJV, beta_BTJ)]
-        k_BSHK, v_BSHV, beta_BSH = by_step
+        k_BSHK, v_BSHV, beta_BSH = (self.by_step(x) for x in (unit(k_BTJK), v_BTJV, beta_BTJ))
         return layout.on_whole_rows(gated_delta_rule)(
             unit(q_BTHK),
             k_BSHK,
@@ -73,3 +73,20 @@ class GatedDeltaProduct(GatedDeltaNet):
             state_BHKV=state,
             documents=layout.documents,
         )
+
+    def by_step(self, x_BTJ: Tensor) -> Tensor:
+        """From `[B, T, steps x heads, …]` to `[B, T x steps, heads, …]`.
+
+        In a tensor-parallel group, a device comes with neighbours among all steps x heads, and leaves with its heads of
+        every step. Of steps x size equal parts, it comes with `steps` in order; part i leaves with device i % size.
+        """
+        steps = self.options.steps
+        parts = x_BTJ.unflatten(2, (steps, -1))
+        if self.group is not None:
+            rank, size = self.group.rank(), self.group.size()
+            to = [(rank * steps + i) % size for i in range(steps)]
+            sent = [to.count(other) for other in range(size)]
+            received = [sum((other * steps + i) % size == rank for i in range(steps)) for other in range(size)]
+            by_receiver = parts.movedim(2, 0)[sorted(range(steps), key=to.__getitem__)]
+            parts = AllToAll.apply(by_receiver, self.group.group_name, sent, received).movedim(0, 2)
+        return parts.flatten(1, 2)
