@@ -1,4 +1,4 @@
-"""TRL's SFTTrainer: rows padded, packed or put one after another give the mean of the loss of each row alone."""
+"""TRL gives the losses of each row alone: SFTTrainer (rows padded, packed, one after another) and RewardTrainer."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from datasets import Dataset
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-from trl import SFTConfig, SFTTrainer
+from trl import RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM, canonize
 
@@ -46,3 +46,21 @@ def test_sft_trainer(kind, tmp_path):
         trainer = SFTTrainer(model, arguments, train_dataset=rows, processing_class=tokenizer)
         trainer.train()
         assert trainer.state.log_history[0]["loss"] == pytest.approx(expected, abs=1e-5), layout
+
+
+def test_reward_trainer(tmp_path):
+    """Its loss is that of scores of each row alone; it opens a language model's folder by name."""
+    MODELS["hybrid"]().save_pretrained(tmp_path / "lm")
+    words = Tokenizer(WordLevel({f"w{i}": i for i in range(64)}, unk_token="w0"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w1", eos_token="w2")
+    arguments = RewardConfig(
+        tmp_path / "out", max_steps=1, per_device_train_batch_size=4, learning_rate=0.0, max_length=32, logging_steps=1,
+        save_strategy="no", report_to=[], disable_tqdm=True, use_cpu=True, bf16=False, gradient_checkpointing=False,
+    )  # fmt: skip
+    rows = Dataset.from_dict({"chosen_ids": ROWS[:4], "rejected_ids": ROWS[4:]})
+    trainer = RewardTrainer(str(tmp_path / "lm"), arguments, train_dataset=rows, processing_class=tokenizer)
+    model = trainer.model.eval()
+    scores = torch.stack([model(torch.tensor([row])).logits[0, 0] for row in ROWS])
+    trainer.train()
+    expected = -torch.nn.functional.logsigmoid(scores[:4] - scores[4:]).mean().item()
+    assert trainer.state.log_history[0]["loss"] == pytest.approx(expected, abs=1e-5)

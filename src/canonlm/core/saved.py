@@ -65,8 +65,11 @@ def check_saved(model_class: Any, name_or_path: str | os.PathLike | None, option
         linear = tuple(f"{path}." for path, part in model.named_modules() if isinstance(part, nn.Linear))
         shapes = {name: shape for name, shape in shapes.items() if not name.startswith(linear)}
         held = {name: header for name, header in held.items() if not name.startswith(linear)}
-    tied = model.all_tied_weights_keys if config.tie_word_embeddings else {}
-    weights.check(held, shapes, str(file), may_lack=tied)
+    may_lack = set(model.all_tied_weights_keys if config.tie_word_embeddings else ())
+    if (new_head := getattr(model_class, "new_head", None)) is not None:
+        held = {name: one for name, one in held.items() if not name.startswith("lm_head.")}
+        may_lack |= {name for name in shapes if name.startswith(new_head)}
+    weights.check(held, shapes, str(file), may_lack=may_lack)
     check_memory(str(folder), sum(p.numel() * p.element_size() for p in model.parameters()))
 
 
@@ -148,9 +151,9 @@ def check_kernels(place: str, config: Mapping[str, Any]) -> None:
 def check_loaded(place: str, model: Any, info: Mapping[str, Any], mismatched: bool = False) -> None:
     """ValueError that names the tensors that the library has skipped or made up. `info`: its loading info. mismatched:
     tensors of another shape may be new."""
-    head = () if hasattr(model, "lm_head") else ("lm_head.",)  # the decoder alone leaves it out
+    head = () if hasattr(model, "lm_head") else ("lm_head.",)  # a model without one leaves it out
     kinds = {
-        "missing": info["missing_keys"],
+        "missing": [name for name in info["missing_keys"] if not name.startswith(getattr(model, "new_head", ()))],
         "unknown": [name for name in info["unexpected_keys"] if not name.startswith(head)],
         "of another shape": [] if mismatched else [entry[0] for entry in info["mismatched_keys"]],
     }
