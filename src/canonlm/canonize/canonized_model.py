@@ -23,7 +23,7 @@ from canonlm.canonize.install import install
 from canonlm.canonize.placement import place
 from canonlm.core.bundle import flat, flat_modules, write_modules
 from canonlm.core.errors import InvalidSetting, expected
-from canonlm.core.saved import check_fits, check_loaded, read_settings, reason_of
+from canonlm.core.saved import check_fits, check_labels, check_loaded, read_settings, reason_of
 
 MODEL_TYPE = "canon_host"
 NOT_PUSHED = (
@@ -219,6 +219,7 @@ def host_config(saved: dict[str, Any], config_class: Any = None, **changes: Any)
     names = host.get("architectures")
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         raise expected("host.architectures", "a list of names", names)
+    check_labels({"host": host})
     try:
         return config_class.from_dict(copy.deepcopy(host), return_unused_kwargs=True, **changes)
     except Exception as error:  # the library's own checks raise anything

@@ -81,13 +81,14 @@ def check_fits(folder: Path, config: Mapping[str, Any], build: Callable[[], Any]
     held = weights.headers(file)
     if "quantization_config" not in config and (complaint := weights.not_floats(held)):
         raise ValueError(f"{file}: {complaint}")
+    check_labels(config, f"{folder / 'config.json'}: ")
     for key, value in _integers(config):
         name = key.rpartition(".")[2]
         if name in LAYER_COUNTS and value > len(held):
             raise expected(
                 f"{folder / 'config.json'}: {key}", f"at most {len(held):,}, the tensors in {file.name}", value
             )
-        if abs(value) >= 2**62 or (name == "num_labels" and value > MAX_LABELS):
+        if abs(value) >= 2**62:
             raise expected(f"{folder / 'config.json'}: {key}", "a size that a model can have", value)
     if build is None:
         return
@@ -101,6 +102,13 @@ def check_fits(folder: Path, config: Mapping[str, Any], build: Callable[[], Any]
         what = f"a model of the {stored:,} numbers in {file.name}"
         raise expected(str(folder / "config.json"), what, f"one of {needed:,}")
     check_memory(str(folder), 2 * needed)  # at least half precision
+
+
+def check_labels(config: Mapping[str, Any], place: str = "") -> None:
+    """ValueError for more classes than a classifier has. place: begins the message."""
+    for key, value in _integers(config):
+        if key.rpartition(".")[2] == "num_labels" and not 0 <= value <= MAX_LABELS:
+            raise expected(f"{place}{key}", f"an integer from 0 to {MAX_LABELS:,}", value)
 
 
 def _integers(config: Any, prefix: str = "") -> Iterator[tuple[str, int]]:

@@ -14,6 +14,7 @@ from transformers.activations import ACT2FN
 from canonlm.canon.sites import MAX_KERNEL, OF_MIXER, SHORT_CONV, SITES, Variant, members, parse, slots
 from canonlm.canon.sites import write as write_sites
 from canonlm.core.errors import InvalidSetting, expected, unknown
+from canonlm.core.saved import check_labels
 from canonlm.models.mixers import MIXERS
 from canonlm.models.mixers.base import DERIVED, Mixer
 from canonlm.models.other_names import FLAT_OPTIONS, read_rotary, refuse_unknown
@@ -179,6 +180,7 @@ class CanonLMConfig(PreTrainedConfig):
             there = inspect.getattr_static(type(self), key, None)
             if key.startswith("__") or callable(there) or (isinstance(there, property) and there.fset is None):
                 raise expected(key, "the name of a field", kwargs[key])
+        check_labels(kwargs)
         for key, annotation in CanonLMConfig.__annotations__.items():
             check_type(key, getattr(self, key), annotation, getattr(CanonLMConfig, key, None))
         if self.num_hidden_layers > MAX_LAYERS:
