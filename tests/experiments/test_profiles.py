@@ -35,7 +35,7 @@ def test_runs_are_those_of_the_registered_experiments():
     fig7 = schema.load("fig7")
     registered = {run.name for run in grid.first_look_runs(fig7, "micro", ["depo-micro", "mano-micro"])}
     mine = {run.name for run in runs_of(profile(ARCHS, ["depo", "mano"]), {})}
-    assert len(mine & registered) == 2 * (3 * 2 + 5) + 2 * (3 * 3 + 5)  # two of Depo's three tuning seeds, Mano's three
+    assert len(mine & registered) == 2 * 2 * (3 * 3 + 5)  # both have more seeds
     assert len(mine) == 2 * (2 * (3 * 3 + 5) + 5)  # five more of the first, against itself
 
 
@@ -96,7 +96,7 @@ def test_five_fresh_seeds_come_at_the_rate_that_tuning_seeds_chose():
         if run.config.train.eval_split == "test"
     }
     again = {("llama", 3e-3, seed) for seed in range(500, 505)}  # against itself
-    assert fresh == again | {(arch, rate, seed) for arch, rate in best.items() for seed in range(5)}
+    assert fresh == again | {(arch, rate, seed) for arch, rate in best.items() for seed in range(200, 205)}
     assert {run.name for run in runs_of(experiment, outcomes)} == outcomes.keys()  # nothing is left
 
 

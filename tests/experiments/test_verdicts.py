@@ -37,9 +37,18 @@ def mine(tmp_path):
     def load(expect="higher", smallest=0.1, more=""):
         path = tmp_path / "mine.yaml"
         path.write_text(MINE.replace("EXPECT", expect).replace("SMALLEST", str(smallest)) + more)
-        return schema.load(str(path))
+        return of_five(schema.load(str(path)))
 
     return load
+
+
+def of_five(experiment, looks=None):
+    """The experiment with two tuning seeds, five fresh ones from 0 on and its three rates, whatever the package has."""
+    fields = {"tuning_seeds": 2, "looks": looks or {5: 0.05}, "first_seed": 0, "widen": 0}
+    experiment._settings = {
+        name: setting.model_copy(update=fields) for name, setting in experiment.settings.items() if setting.looks
+    }
+    return experiment
 
 
 def finished(*evals):
@@ -109,7 +118,7 @@ def test_fresh_seeds_come_at_the_rate_that_the_tuning_seeds_chose(mine):
 
 def test_another_seed_set_repeats_the_experiment_with_other_seeds_alone(mine, tmp_path):
     first = mine()
-    again = schema.load(str(tmp_path / "mine.yaml"), seed_set=3)
+    again = of_five(schema.load(str(tmp_path / "mine.yaml"), seed_set=3))
     assert again.sha256 != first.sha256
 
     def configs(experiment, base):
@@ -214,9 +223,8 @@ def test_steps_to_a_score_are_compared_where_a_claim_is_about_speed(mine):
 
 
 def test_a_second_look_is_taken_only_where_the_first_does_not_decide(mine, tmp_path):
-    experiment = mine()
-    setting = experiment.settings["depo-micro"].model_copy(update={"looks": {5: 0.02, 10: 0.03}})
-    experiment._settings, experiment._sha256 = {"depo-micro": setting}, "two looks"
+    experiment = of_five(mine(), {5: 0.02, 10: 0.03})
+    experiment._sha256 = "two looks"
 
     def seeds(accuracies):
         outcomes = finish(experiment, accuracies)
@@ -301,7 +309,7 @@ claims:
 def test_text_is_judged_by_loss_and_loss_beyond_the_context(tmp_path, spread, gain, states):
     """The loss falls by `gain` and by seed; beyond the trained length both architectures have the same loss."""
     (tmp_path / "mine.yaml").write_text(TEXT)
-    experiment, outcomes = schema.load(str(tmp_path / "mine.yaml")), {}
+    experiment, outcomes = of_five(schema.load(str(tmp_path / "mine.yaml"))), {}
     while new := [run for run in plan([experiment], "micro", OUT, outcomes) if run.name not in outcomes]:
         for run in new:
             loss = 2 - gain * ("canon" in run.config.arch) + spread * (run.config.train.seed % 5 - 2)
@@ -325,7 +333,7 @@ def test_text_is_judged_by_loss_and_loss_beyond_the_context(tmp_path, spread, ga
 def test_a_run_without_a_finite_loss_counts_as_diverged(tmp_path, is_out, rate, state, seeds, note):
     """The rate 3e-3 is the best one; at others the loss grows with their distance from it."""
     (tmp_path / "mine.yaml").write_text(TEXT)
-    experiment, outcomes = schema.load(str(tmp_path / "mine.yaml")), {}
+    experiment, outcomes = of_five(schema.load(str(tmp_path / "mine.yaml"))), {}
     while new := [run for run in plan([experiment], "micro", OUT, outcomes) if run.name not in outcomes]:
         for run in new:
             loss = 2 - 0.5 * ("canon" in run.config.arch) + abs(run.config.train.optim.lr - 3e-3)
@@ -368,7 +376,7 @@ claims:
 
 def test_variants_of_a_training_are_compared(tmp_path):
     (tmp_path / "mine.yaml").write_text(HOPS)
-    experiment, outcomes = schema.load(str(tmp_path / "mine.yaml")), {}
+    experiment, outcomes = of_five(schema.load(str(tmp_path / "mine.yaml"))), {}
     while new := [run for run in plan([experiment], "micro", OUT, outcomes) if run.name not in outcomes]:
         for run in new:  # one hop is not part of the claim
             right = 200 if run.config.task["train_k"] == 2 else 900
@@ -400,7 +408,7 @@ claims:
 def test_a_frontier_is_the_best_size_of_each_seed(tmp_path):
     """Llama: 2.0 bits or 1.5; with Canon 1.0, or 2.2 at the larger size. One seed is better at the other."""
     (tmp_path / "mine.yaml").write_text(SIZES)
-    experiment, outcomes = schema.load(str(tmp_path / "mine.yaml")), {}
+    experiment, outcomes = of_five(schema.load(str(tmp_path / "mine.yaml"))), {}
     bits = {("llama", 32): 2.0, ("llama", 64): 1.5, ("llama+canon", 32): 1.0, ("llama+canon", 64): 2.2}
 
     def measured(run):
@@ -422,7 +430,8 @@ def test_a_frontier_is_the_best_size_of_each_seed(tmp_path):
 
 def test_the_rate_with_more_bits_is_chosen(tmp_path):
     (tmp_path / "mine.yaml").write_text(SIZES)
-    experiment, point = schema.load(str(tmp_path / "mine.yaml")), grid.Point("capo-micro-bits", "llama", None, "1L32D")
+    experiment = of_five(schema.load(str(tmp_path / "mine.yaml")))
+    point = grid.Point("capo-micro-bits", "llama", None, "1L32D")
     outcomes = {
         run.name: finished(Evaluation(9, {}, 1.0, {"bits_per_parameter": run.config.train.optim.lr}))
         for run in grid.tuning_runs(experiment, point)

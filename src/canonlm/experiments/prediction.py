@@ -19,7 +19,6 @@ import polars as pl
 from canonlm.experiments import grid, ledger, published, schema
 from canonlm.experiments.outcomes import accuracy
 from canonlm.experiments.registration import paper_cells
-from canonlm.runs.load import Run
 from canonlm.runs.seed_statistics import Interval, Z
 
 TASKS = ("depo", "brevo", "mano", "lano")
@@ -122,18 +121,14 @@ def _is_of(difficulty: str, task: str) -> bool:
 
 
 def _micro(task: str, outcomes: grid.Outcomes) -> Scores:
-    """The mean accuracy of the fresh runs of the setting, by architecture, at its tuned rate."""
-    runs: dict[str, dict[str, Run]] = {}
-    for name in schema.names():
-        experiment = schema.load(name)
-        for point in grid.points(experiment, "micro"):
-            if point.setting == f"{task}-micro" and point.size is None:
-                seeds = max(experiment.settings[point.setting].looks, default=0)
-                reported = [run.name for run in grid.reported(experiment, point, outcomes, seeds)]
-                done = {each: run for each in reported if (run := outcomes.get(each)) is not None}
-                runs.setdefault(point.arch, {}).update(done)
-    slices = schema.setting(f"{task}-micro").slices
-    return {arch: mean(accuracy(run.final, slices) for run in own.values()) for arch, own in runs.items() if own}
+    """The mean accuracy of the setting's runs with fresh seeds, also of earlier ones, by architecture. All are at rates
+    that tuning seeds chose."""
+    setting, runs = schema.setting(f"{task}-micro"), dict[str, list[float]]()
+    tuning = range(schema.FIRST_TUNING_SEED, schema.FIRST_TUNING_SEED + setting.tuning_seeds)
+    for run in filter(None, outcomes.values()):
+        if run.task_label == f"{task}-micro" and run.seed < grid.SEEDS_OF_A_SET and run.seed not in tuning:
+            runs.setdefault(run.arch, []).append(accuracy(run.final, setting.slices))
+    return {arch: mean(own) for arch, own in runs.items()}
 
 
 def _models() -> Mapping[str, str]:
