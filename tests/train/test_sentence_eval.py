@@ -11,7 +11,6 @@ from canonlm import CanonLMConfig, CanonLMForCausalLM, tasks
 from canonlm.data.windows import WindowStream
 from canonlm.models.build import wrap
 from canonlm.tasks.lano import Grammar
-from canonlm.train import evals
 from canonlm.train.evals.sentences import SentenceEval
 
 CPU = torch.device("cpu")
@@ -125,8 +124,3 @@ def test_long_sentences_count_up_to_the_window(knows, grammars):
     row = evaluation(task, 10, seq_len=4).run(wrap(knows(len(task.vocab), truth(task))), CPU)
     assert row["slices"][0] == {"slice": {"from": "start"}, "correct": 0, "total": 10}, "none fits"
     assert row["measures"]["kl"] == pytest.approx(0, abs=1e-6)
-
-
-def test_the_task_chooses_it(grammars):
-    stream = WindowStream(grammars["small"], "test", 0, 16, "all", False)
-    assert isinstance(evals.build(stream, 4, 8), SentenceEval)

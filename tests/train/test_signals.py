@@ -24,6 +24,7 @@ REQUEUED_BY_SLURM = """\
    JobState=COMPLETING Reason=None Dependency=(null)
    Requeue=1 Restarts=1 BatchFlag=1 Reboot=0 ExitCode=0:0
 """
+AGAIN, REQUEUED = "run it again to continue", "job 12 is requeued and will continue"
 EVERY = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2]
 
 
@@ -69,48 +70,37 @@ def test_the_first_signal_is_recorded_and_handlers_are_restored():
 def test_outside_slurm_a_signal_means_save_and_stop(slurm, monkeypatch, number):
     scontrol_calls = slurm(IN_GRACE_TIME)
     monkeypatch.delenv("SLURM_JOB_ID")
-    assert ask(number) == "run it again to continue"
+    assert ask(number) == AGAIN
     assert scontrol_calls() == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
-def test_at_the_time_limit_the_main_process_requeues(slurm, number):
-    scontrol_calls = slurm(RUNNING)
-    assert ask(number, main=False) == "run it again to continue"
-    assert scontrol_calls() == []
-    assert ask(number) == "job 12 is requeued and will continue"
-    assert scontrol_calls() == ["requeue 12"]
-
-
-@pytest.mark.parametrize("shown", [RUNNING, CANCELLED, CANCELLED_IN_GRACE_TIME, REQUEUED_BY_SLURM])
-def test_sigterm_is_left_to_slurm(slurm, shown):
-    """A cancelled job must not return, and a job that SLURM requeues must not be requeued twice."""
+@pytest.mark.parametrize(
+    ("number", "main", "shown", "answer", "calls"),
+    [
+        *((number, False, RUNNING, AGAIN, []) for number in (signal.SIGUSR1, signal.SIGUSR2)),
+        *((number, True, RUNNING, REQUEUED, ["requeue 12"]) for number in (signal.SIGUSR1, signal.SIGUSR2)),
+        # A cancelled job must not return, and a job that SLURM requeues must not be requeued twice.
+        *((signal.SIGTERM, True, shown, "SLURM starts job 12 again if it preempted it", ["show job 12"])
+          for shown in (RUNNING, CANCELLED, CANCELLED_IN_GRACE_TIME, REQUEUED_BY_SLURM)),
+        (signal.SIGTERM, True, IN_GRACE_TIME, REQUEUED, ["show job 12", "requeue 12"]),
+        (signal.SIGINT, True, IN_GRACE_TIME, AGAIN, []),  # somebody typed it
+    ],
+)  # fmt: skip
+def test_the_main_process_requeues_if_slurm_would_not(slurm, number, main, shown, answer, calls):
     scontrol_calls = slurm(shown)
-    assert ask(signal.SIGTERM) == "SLURM starts job 12 again if it preempted it"
-    assert scontrol_calls() == ["show job 12"]
-
-
-def test_within_the_grace_time_we_requeue(slurm):
-    scontrol_calls = slurm(IN_GRACE_TIME)
-    assert ask(signal.SIGTERM) == "job 12 is requeued and will continue"
-    assert scontrol_calls() == ["show job 12", "requeue 12"]
-
-
-def test_an_interactive_interrupt_does_not_requeue(slurm):
-    scontrol_calls = slurm(IN_GRACE_TIME)
-    assert ask(signal.SIGINT) == "run it again to continue"
-    assert scontrol_calls() == []
+    assert ask(number, main) == answer
+    assert scontrol_calls() == calls
 
 
 def test_a_signal_that_reached_another_rank_first(slurm, monkeypatch):
     scontrol_calls = slurm(RUNNING)
     with Signals() as folder:
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR2)).start()
-        assert folder.next_step(main=True) == "job 12 is requeued and will continue"
+        assert folder.next_step(main=True) == REQUEUED
     assert scontrol_calls() == ["requeue 12"]
     monkeypatch.setattr(signals, "LATE_SECONDS", 0.2)
     with Signals() as folder:
-        assert folder.next_step(main=True) == "run it again to continue"
+        assert folder.next_step(main=True) == AGAIN
 
 
 def test_a_refusal_by_slurm_is_reported(slurm, monkeypatch, tmp_path):

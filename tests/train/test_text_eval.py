@@ -6,17 +6,16 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
+from prepared_folders import write_prepared
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM
 from canonlm.core.distributed import World
-from canonlm.data import index
 from canonlm.data.shards import Dataset
 from canonlm.models.build import wrap
 from canonlm.train.evals.text import TextEval
 
 CPU = torch.device("cpu")
-SEQ_LEN, VOCAB_SIZE = 8, 40
-BYTES = 300
+SEQ_LEN, VOCAB_SIZE, BYTES_PER_TOKEN = 8, 40, 3
 
 
 class Share(World):
@@ -49,15 +48,8 @@ def documents():
 
 @pytest.fixture(scope="module")
 def dataset(documents, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("text")
-    tokens = [*chain(*documents)]
-    np.array(tokens, "<u2").tofile(folder / "valid-00000.ds")
-    np.cumsum([len(document) for document in documents], dtype="<u8").tofile(folder / "valid-00000.ds.index")
-    shard = index.Shard("valid-00000.ds", len(tokens), len(documents), BYTES, "0" * 64, "0" * 64)
-    tokenizer = {"name": "tokenizer.json", "sha256": "0" * 64}
-    splits = {"train": (), "valid": (shard,)}
-    index.write(folder, index.Index(VOCAB_SIZE, "uint16", tokenizer, None, None, splits, (), 0, {}))
-    return Dataset(folder)
+    splits = {"train": [], "valid": [documents]}
+    return Dataset(write_prepared(tmp_path_factory.mktemp("text"), splits, bytes_per_token=BYTES_PER_TOKEN))
 
 
 def model(**settings):
@@ -110,7 +102,7 @@ def test_equals_documents_read_alone(documents, dataset, isolate, z_loss, size):
     for row in result["sets"].values():
         assert row["tokens"] == count
         assert row["loss"] == pytest.approx(total / count, rel=1e-9)
-        size_in_bytes = windows * SEQ_LEN * BYTES / sum(map(len, documents))
+        size_in_bytes = windows * SEQ_LEN * BYTES_PER_TOKEN
         assert row["bits_per_byte"] == pytest.approx(total / math.log(2) / size_in_bytes, rel=1e-9)
 
 
@@ -132,13 +124,6 @@ def test_tokens_beyond_the_trained_length_and_windows_that_are_skipped(documents
     assert result["measures"] == {"loss_beyond": pytest.approx(cost / (3 * beyond), rel=1e-9)}
 
 
-def test_too_little_text_to_skip(dataset):
-    with pytest.raises(
-        ValueError, match=r"train.eval_size: expected less than 10, the number of held-out windows, got 10"
-    ):
-        TextEval({"x": (dataset, "valid")}, 9, 1, World(CPU), seq_len=SEQ_LEN, isolate_documents=False, skip=10)
-
-
 @pytest.mark.every(3)
 @pytest.mark.parametrize("ranks", [2, 3, 4, 16])
 @pytest.mark.parametrize("isolate", [False, True])
@@ -157,6 +142,13 @@ def test_processes_share_the_windows_and_call_equally_often(dataset, ranks, isol
     assert all(other == shapes[0] for other in shapes)
 
 
-def test_a_split_without_a_window(dataset):
-    with pytest.raises(ValueError, match=r"0 tokens in its split train, and one window has 9"):
-        TextEval({"x": (dataset, "train")}, 1, 1, World(CPU), seq_len=SEQ_LEN, isolate_documents=False)
+@pytest.mark.parametrize(
+    ("split", "skip", "message"),
+    [
+        ("train", 0, "0 tokens in its split train, and one window has 9"),
+        ("valid", 10, "train.eval_size: expected less than 10, the number of held-out windows, got 10"),
+    ],
+)
+def test_too_little_text(dataset, split, skip, message):
+    with pytest.raises(ValueError, match=message):
+        TextEval({"x": (dataset, split)}, 9, 1, World(CPU), seq_len=SEQ_LEN, isolate_documents=False, skip=skip)
