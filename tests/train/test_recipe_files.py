@@ -1,5 +1,8 @@
 """Files with bases: the configuration they stand for, the places of mistakes, and how plain values are read."""
 
+import math
+import re
+
 import pytest
 import yaml
 from hypothesis import given, settings
@@ -36,6 +39,7 @@ arch: llama+canon
 train:
   batch_size: 8
 """
+WSD = TOP + "  optim: {schedule: wsd, decay_steps: 30, warmup_steps: 5}\n"
 
 
 @pytest.fixture
@@ -43,12 +47,9 @@ def write(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bases").mkdir()
 
-    def change(**texts):
-        files = {"ground.yaml": GROUND, "bases/middle.yaml": MIDDLE, "top.yaml": TOP}
-        for name, text in (
-            files | {f"{key}.yaml".replace("middle", "bases/middle"): texts[key] for key in texts}
-        ).items():
-            (tmp_path / name).write_text(text)
+    def change(ground=GROUND, middle=MIDDLE, top=TOP):
+        for name, text in (("ground", ground), ("bases/middle", middle), ("top", top)):
+            (tmp_path / f"{name}.yaml").write_text(text)
         return "top.yaml"
 
     return change
@@ -80,20 +81,16 @@ def test_a_chain_of_bases(write):
          "train.steps: missing; expected an integer > 0  (in top.yaml, line 3)"),
         ({"ground": GROUND.replace("arch: llama\n", ""), "top": TOP.replace("arch: llama+canon\n", "")}, [],
          "arch: missing; expected a string  (in top.yaml, line 1)"),
-        ({"ground": GROUND + "  smell: 1\n"}, [], 'unknown setting "train.smell".'),
+        ({"ground": GROUND + "  smell: 1\n"}, [],
+         'unknown setting "train.smell".…  (in bases/../ground.yaml, line 13)'),
+        ({"top": WSD.replace("30", "60")}, ["train.batch_size=2", "task.N=4"],
+         "train.optim.decay_steps: expected at most … = 35, got 60  (in top.yaml, line 5)"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_reported_at_its_line(write, texts, overrides, message):
     with pytest.raises(InvalidSetting) as caught:
         load(write(**texts), overrides)
-    if message.startswith("unknown"):
-        assert str(caught.value).startswith(message)
-        assert str(caught.value).endswith("  (in bases/../ground.yaml, line 13)")
-    else:
-        assert str(caught.value) == message
-
-
-WSD = TOP + "  optim: {schedule: wsd, decay_steps: 30, warmup_steps: 5}\n"
+    assert re.fullmatch(re.escape(message).replace("…", ".*"), str(caught.value))
 
 
 @pytest.mark.parametrize(
@@ -121,12 +118,6 @@ def test_a_mistake_involving_an_override_is_not_blamed_on_the_file(write, top, o
     assert str(caught.value) == message
 
 
-def test_a_mistake_in_the_file_keeps_its_line_despite_overrides(write):
-    write(top=WSD.replace("30", "60"))
-    with pytest.raises(InvalidSetting, match=r"= 35, got 60  \(in top\.yaml, line 5\)$"):
-        load("top.yaml", ["train.batch_size=2", "task.N=4"])
-
-
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
@@ -144,9 +135,14 @@ def test_a_mistake_in_the_file_keeps_its_line_despite_overrides(write):
         ({"middle": "train: {steps: 1\nbase: x"},
          "bases/middle.yaml, line 2: not YAML: did not find expected ',' or '}'"),
         ({"middle": "- 1"}, "bases/middle.yaml: expected a YAML mapping, got a list"),
+        ({"top": ""}, "top.yaml: expected a YAML mapping, got nothing"),
+        ({"top": "1: 2"}, "arch: missing; expected a string  (in top.yaml, line 1)"),
+        ({"top": "a:\n\t- b"}, "top.yaml, line 2: not YAML: found character that cannot start any token"),
+        ({"top": "a: \0"}, "top.yaml: not YAML: unacceptable character #x0000: control characters are not allowed"),
+        ({"top": TOP + "train: {seed: 4}\n"}, "top.yaml, line 5: train appears twice (first in line 3)"),
     ],
 )  # fmt: skip
-def test_invalid_bases(write, texts, message):
+def test_invalid_files(write, texts, message):
     with pytest.raises(ValueError) as caught:
         load(write(**texts))
     assert str(caught.value) == message
@@ -188,24 +184,18 @@ def _has(group, key):
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("10:13", "10:13"),  # YAML 1.1: 613
-        ("1:30.5", "1:30.5"),
-        ("1_000", "1_000"),
-        ("010", "010"),  # YAML 1.1: eight
-        ("no", "no"),  # a language, not false
-        ("on", "on"),
-        ("2024-01-01", "2024-01-01"),
-        ("=", "="),
+        # In YAML 1.1 these are 613, a number of seconds, 1000, eight, false, true, a date and an error.
+        *((text, text) for text in ("10:13", "1:30.5", "1_000", "010", "no", "on", "2024-01-01", "=")),
+        *((text, None) for text in ("~", "", "null")),
         ("1e3", 1000.0),
         ("-1.5E-3", -0.0015),
         (".5", 0.5),
         ("7.", 7.0),
+        ("-.inf", -math.inf),
+        (".NaN", math.nan),
         ("-0", 0),
         ("+12", 12),
         ("0x1F", 31),
-        ("~", None),
-        ("", None),
-        ("null", None),
         ("True", True),
         ("false", False),
         ("[1, 2e0, a]", [1, 2.0, "a"]),
@@ -213,14 +203,7 @@ def _has(group, key):
 )
 def test_plain_values(text, value):
     override(raw := {}, [f"a={text}"])
-    assert raw == {"a": value}
-    assert type(raw["a"]) is type(value)
-
-
-def test_infinities():
-    override(raw := {}, ["a=-.inf", "b=.NaN"])
-    assert raw["a"] == float("-inf")
-    assert raw["b"] != raw["b"]
+    assert repr(raw) == repr({"a": value})
 
 
 @given(st.text(max_size=8) | st.sampled_from(["10:13", "no", "010", "1_0", "0x1", ".5", "~", "2024-01-01", "08"]))
@@ -229,9 +212,3 @@ def test_strings_written_by_the_library_are_read_as_strings(tmp_path_factory, te
     path = tmp_path_factory.getbasetemp() / "texts.yaml"
     path.write_text(yaml.safe_dump({"a": text}))
     assert read_yaml(path)[0] == {"a": text}
-
-
-def test_a_duplicate_key(tmp_path):
-    (tmp_path / "run.yaml").write_text("arch: llama\ntrain: {steps: 3}\ntrain: {seed: 4}\n")
-    with pytest.raises(ValueError, match=r"run\.yaml, line 3: train appears twice \(first in line 2\)"):
-        read_yaml(tmp_path / "run.yaml")

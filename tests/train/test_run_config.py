@@ -1,5 +1,7 @@
 """A run's configuration: complete, strict, with the exact places of mistakes."""
 
+import re
+
 import pytest
 import yaml
 
@@ -7,7 +9,7 @@ from canonlm import tasks
 from canonlm.core.errors import InvalidSetting
 from canonlm.train.build import check
 from canonlm.train.config import changes, differences, resolve
-from canonlm.train.load_config import load, merge, override
+from canonlm.train.load_config import load, merge
 
 NAMES = f"{', '.join(tasks.names())}, or FILE.py:NAME"
 FILE = """\
@@ -44,85 +46,48 @@ def write(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "message"),
+    ("old", "new", "line", "message"),
     [
-        ("lr: 3e-3", "lr: 3e-3x", 'train.optim.lr: expected a number > 0, got "3e-3x"  (in run.yaml, line 16)'),
-        ("lr: 3e-3", "lr: .inf", "train.optim.lr: expected a number > 0, got inf  (in run.yaml, line 16)"),
-        ("lr: 3e-3", 'lr: "3"', 'train.optim.lr: expected a number > 0, got "3"  (in run.yaml, line 16)'),
-        ("steps: 40", "steps: true", "train.steps: expected an integer > 0, got True  (in run.yaml, line 10)"),
-        ("steps: 40", "", "train.steps: missing; expected an integer > 0  (in run.yaml, line 9)"),
-        ("0.95", "1.5", "train.optim.betas: expected two numbers >= 0 and < 1, got (0.9, 1.5)  (in run.yaml, line 17)"),
-        (", 0.95", "", "train.optim.betas: expected a list of 2, got [0.9]  (in run.yaml, line 17)"),
-        ("[0.9, 0.95]", "0.9", "train.optim.betas: expected a list of 2, got 0.9  (in run.yaml, line 17)"),
-        ("answer", "answers", "data.loss_on: expected 'answer' or 'all', got \"answers\"  (in run.yaml, line 8)"),
-        ("N: 8", "N: 0", "task.N: expected an integer >= 1, got 0  (in run.yaml, line 4)"),
-        (
-            "N: 8",
-            "N: 64",
-            "data.seq_len: expected at least 130, for the test samples of copying(N=64, min_items=16, max_items=None, "
-            "test_lengths=None), got 18  (in run.yaml, line 7)",
-        ),
-        ("  name: copying\n", "", "task.name: expected one of " + NAMES + ", got None  (in run.yaml, line 2)"),
-        ("  name: copying", "  name: [a]", "task.name: expected one of " + NAMES + ", got ['a']"
-         "  (in run.yaml, line 3)"),
-        ("task:\n  name: copying\n  N: 8", "task: 5",
-         "task: expected a group of settings, such as {name: depo}, got 5  (in run.yaml, line 2)"),
-        ("  N: 8", "  8: 8", "task: expected the name of a setting, got 8  (in run.yaml, line 2)"),
-        ("_layers: 1", "_layers: 1, fields: 3",
-         "model.fields: expected a group of settings, got 3  (in run.yaml, line 5)"),
+        ("lr: 3e-3", "lr: 3e-3x", 16, 'train.optim.lr: expected a number > 0, got "3e-3x"'),
+        ("lr: 3e-3", "lr: .inf", 16, "train.optim.lr: expected a number > 0, got inf"),
+        ("lr: 3e-3", 'lr: "3"', 16, 'train.optim.lr: expected a number > 0, got "3"'),
+        ("steps: 40", "steps: true", 10, "train.steps: expected an integer > 0, got True"),
+        ("steps: 40", "", 9, "train.steps: missing; expected an integer > 0"),
+        ("0.95", "1.5", 17, "train.optim.betas: expected two numbers >= 0 and < 1, got (0.9, 1.5)"),
+        (", 0.95", "", 17, "train.optim.betas: expected a list of 2, got [0.9]"),
+        ("[0.9, 0.95]", "0.9", 17, "train.optim.betas: expected a list of 2, got 0.9"),
+        ("answer", "answers", 8, "data.loss_on: expected 'answer' or 'all', got \"answers\""),
+        ("N: 8", "N: 0", 4, "task.N: expected an integer >= 1, got 0"),
+        ("N: 8", "N: 64", 7, "data.seq_len: expected at least 130, for the test samples of copying(N=64, …), got 18"),
+        ("  name: copying\n", "", 2, f"task.name: expected one of {NAMES}, got None"),
+        ("  name: copying", "  name: [a]", 3, f"task.name: expected one of {NAMES}, got ['a']"),
+        ("task:\n  name: copying\n  N: 8", "task: 5", 2,
+         "task: expected a group of settings, such as {name: depo}, got 5"),
+        ("  N: 8", "  8: 8", 2, "task: expected the name of a setting, got 8"),
+        ("_layers: 1", "_layers: 1, fields: 3", 5, "model.fields: expected a group of settings, got 3"),
+        ("  steps: 40", "  stepz: 40", 10, 'unknown setting "train.stepz". Did you mean "train.steps"?…'),
+        ("    lr:", "    lrr:", 16, 'unknown setting "train.optim.lrr". Did you mean "train.optim.lr"?…'),
+        ("  N: 8", "  NN: 8", 4, 'unknown setting "task.NN". Did you mean "task.N"?…'),
+        ("name: copying", "name: copyin", 2, 'unknown task "copyin". Did you mean "copying"?…'),
+        ("arch: llama", "arch: lama", 1, 'unknown architecture "lama". Did you mean "llama"?…'),
+        ("arch: llama", "arch: llama+rope=0.3", 1, "+rope: expected a share from 0 to 1…"),
+        ("arch: llama\n", "", 1, "arch: missing; expected a string"),
+        ("heads: 2}", "heads: 3}", 5, "model.num_attention_heads: expected a divisor…"),
+        ("heads: 2}", "heads: 2, fields: {qk_norm: 7}}", 5, "model.fields.qk_norm: expected true or false, got 7"),
+        ("heads: 2}", "heads: 2, fields: {rope_dim: 7}}", 5, "model.fields.rope_dim: expected an even number…"),
+        ("heads: 2}", "heads: 2, fields: {rope_dm: 8}}", 5, 'unknown setting "model.fields.rope_dm". Did you mean…'),
+        ("heads: 2}", "heads: 2, fields: {vocab_size: 8}}", 5, 'unknown setting "model.fields.vocab_size".…'),
+        ("heads: 2}", "heads: 2, fields: {canon_sets: 8}}", 5, "model.fields.canon_sets: expected a list, got 8"),
+        *(("  steps: 40", f"  steps: 40\n  device: {device}", 11,
+           f'train.device: expected auto, cpu or a device that torch sees here, got "{device}"')
+          for device in ("cuda:99", "meta")),
     ],
 )  # fmt: skip
-def test_one_line_names_the_key_and_the_position(write, old, new, message):
+def test_one_line_names_the_key_and_the_position(write, old, new, line, message):
     with pytest.raises(InvalidSetting) as caught:
         load(write(old, new), check=check)
-    assert str(caught.value) == message
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "start", "line"),
-    [
-        ("  steps: 40", "  stepz: 40", 'unknown setting "train.stepz". Did you mean "train.steps"?', 10),
-        ("    lr:", "    lrr:", 'unknown setting "train.optim.lrr". Did you mean "train.optim.lr"?', 16),
-        ("  N: 8", "  NN: 8", 'unknown setting "task.NN". Did you mean "task.N"?', 4),
-        ("name: copying", "name: copyin", 'unknown task "copyin". Did you mean "copying"?', 2),
-        ("arch: llama", "arch: lama", 'unknown architecture "lama". Did you mean "llama"?', 1),
-        ("arch: llama", "arch: llama+rope=0.3", "+rope: expected a share from 0 to 1", 1),
-        ("arch: llama\n", "", "arch: missing; expected a string", 1),
-        ("heads: 2}", "heads: 3}", "model.num_attention_heads: expected a divisor", 5),
-        ("heads: 2}", "heads: 2, fields: {qk_norm: 7}}", "model.fields.qk_norm: expected true or false, got 7", 5),
-        ("heads: 2}", "heads: 2, fields: {rope_dim: 7}}", "model.fields.rope_dim: expected an even number", 5),
-        ("heads: 2}", "heads: 2, fields: {rope_dm: 8}}", 'unknown setting "model.fields.rope_dm". Did you mean', 5),
-        ("heads: 2}", "heads: 2, fields: {vocab_size: 8}}", 'unknown setting "model.fields.vocab_size".', 5),
-        ("heads: 2}", "heads: 2, fields: {canon_sets: 8}}", "model.fields.canon_sets: expected a list, got 8", 5),
-        ("  steps: 40", "  steps: 40\n  device: cuda:99", "train.device: expected auto, cpu or a device", 11),
-        ("  steps: 40", "  steps: 40\n  device: meta", "train.device: expected auto, cpu or a device", 11),
-    ],
-)
-def test_a_mistake_is_reported_with_its_line(write, old, new, start, line):
-    with pytest.raises(InvalidSetting) as caught:
-        load(write(old, new), check=check)
-    assert str(caught.value).startswith(start)
-    assert str(caught.value).endswith(f"  (in run.yaml, line {line})")
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("a: [1, 2\nb: 3", "run.yaml, line 2: not YAML: "),
-        ("a:\n\t- b", "run.yaml, line 2: not YAML: "),
-        ("a: \0", "run.yaml: not YAML: "),
-        ("- 1", "run.yaml: expected a YAML mapping, got a list"),
-        ("", "run.yaml: expected a YAML mapping, got nothing"),
-        ("1: 2", "task: missing; expected a group of settings  (in run.yaml, line 1)"),
-    ],
-)
-def test_invalid_configurations(tmp_path, monkeypatch, text, message):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "run.yaml").write_text(text)
-    with pytest.raises(ValueError) as caught:
-        load("run.yaml")
-    assert message in str(caught.value).replace("arch: missing; expected a string", message)
+    pattern = re.escape(f"{message}  (in run.yaml, line {line})").replace("…", ".*")
+    assert re.fullmatch(pattern, str(caught.value))
 
 
 def test_the_configuration_in_a_folder_is_the_same(tiny, tmp_path):
@@ -134,11 +99,6 @@ def test_the_configuration_in_a_folder_is_the_same(tiny, tmp_path):
         ("model.fields.rope_theta", 5e5, None),
         ("train.seed", 0, 3),
     ]
-
-
-def test_overrides_below_a_value_are_refused():
-    with pytest.raises(ValueError, match=r'^train.steps.x: expected a key below a group of settings .* got "1"$'):
-        override({"train": {"steps": 3}}, ["train.steps.x=1"])
 
 
 def test_merge_leaves_its_arguments_alone():
@@ -163,16 +123,11 @@ def test_a_finite_stream_says_how_many_steps_there_are(tiny):
     assert run.train.steps == max_steps
     assert resolve(yaml.safe_load(run.to_yaml())) == run
     assert resolve(merge(raw, {"train": {"seed": 1}})).train.seed == 1
-    for steps, line in (
-        (max_steps, None),
-        (max_steps + 1, f"train.steps: expected at most {max_steps}, the whole training stream of"),
+    assert resolve(merge(raw, {"train": {"steps": max_steps}})).train.steps == max_steps
+    with pytest.raises(
+        InvalidSetting, match=f"^train.steps: expected at most {max_steps}, the whole training stream of"
     ):
-        if line is None:
-            assert resolve(merge(raw, {"train": {"steps": steps}})).train.steps == steps
-            continue
-        with pytest.raises(InvalidSetting) as error:
-            resolve(merge(raw, {"train": {"steps": steps}}))
-        assert str(error.value).startswith(line)
+        resolve(merge(raw, {"train": {"steps": max_steps + 1}}))
     raw["task"] = {"name": "copying", "N": 8}
     with pytest.raises(InvalidSetting, match=r"^train\.steps: missing; expected an integer > 0$"):
         resolve(raw)
@@ -186,55 +141,41 @@ def test_windows_suit_the_task(tiny):
         ({"seq_len": 139}, "data.seq_len: expected at least 140, for the test samples of lano"),
         ({"isolate_documents": True}, "data.isolate_documents: expected false: in lano an instance ends where"),
     ):
-        with pytest.raises(InvalidSetting) as error:
+        with pytest.raises(InvalidSetting, match=f"^{line}"):
             resolve(merge(lano, {"data": data}))
-        assert str(error.value).startswith(line)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("overrides", "message"),
     [
-        ({"task": None}, "expected either task .* or text .*, got neither"),
-        ({"text": {"sources": {"web": {"path": "x"}}}}, "expected either task .* or text .*, got both"),
-        ({"model": {"vocab_size": 9}}, "model.vocab_size: expected no value, as copying has its own vocabulary, got 9"),
-        ({"data": {"seq_len": 18, "loss_on": None}}, "data.loss_on: expected 'answer' or 'all', got None"),
-        ({"profile": "5:5"}, 'profile: expected start:stop with 1 <= start < stop, such as "10:13"'),
-        ({"text": {"sources": {}}, "task": None}, "text.sources: expected at least 1, got {}"),
-        ({"text": {"source": {}}, "task": None}, 'unknown setting "text.source". Did you mean "text.sources"?'),
-        (
-            {"text": {"sources": {"web": {"path": "x", "wait": 2}}}, "task": None},
-            'unknown setting "text.sources.web.wait". Did you mean "text.sources.web.weight"?',
-        ),
-        (
-            {"text": {"sources": {"web": {"path": "x", "weight": 0}}}, "task": None},
-            "text.sources.web.weight: expected a number > 0, got 0",
-        ),
-    ],
-)
-def test_a_task_or_text(changes, message):
-    raw = yaml.safe_load(FILE.replace("3e-3", "0.003"))
-    with pytest.raises(InvalidSetting, match=message):
-        resolve(merge(raw, changes))
-
-
-@pytest.mark.parametrize(
-    ("pair", "message"),
-    [
-        ("profile=10",
-         'profile: expected start:stop with 1 <= start < stop, such as "10:13" for steps 10, 11, 12, got 10'),
-        ("track=wandb", 'track: expected a list, such as [wandb], got "wandb"'),
-        ("task=depo", 'task: expected a group of settings, such as {name: depo}, got "depo"'),
-        ("text=data/web",
+        (["task=null"], "expected either task (a playground task) or text (token shards), got neither"),
+        (["model.vocab_size=9"], "model.vocab_size: expected no value, as copying has its own vocabulary, got 9"),
+        (["data.loss_on=null"], "data.loss_on: expected 'answer' or 'all', got None"),
+        *(([f"profile={value}"], 'profile: expected start:stop with 1 <= start < stop, such as "10:13" for steps '
+           f"10, 11, 12, got {shown}") for value, shown in (("10", "10"), ("5:5", '"5:5"'))),
+        (["track=wandb"], 'track: expected a list, such as [wandb], got "wandb"'),
+        (["task=depo"], 'task: expected a group of settings, such as {name: depo}, got "depo"'),
+        (["text=data/web"],
          'text: expected a group of settings, such as {sources: {web: {path: data/web}}}, got "data/web"'),
-        ("text.sources.web=data/web",
+        (["text.sources.web=data/web"],
          'text.sources.web: expected a group of settings, such as {path: data/web}, got "data/web"'),
-        ("text={sources: {web: {path: x}}, validation: {web: {path: x}}}",
+        (["text={sources: {web: {path: x}}, validation: {web: {path: x}}}"],
          "text.validation.web: expected a folder, such as data/web, got {'path': 'x'}"),
+        (["task=null", "text.sources={}"], "text.sources: expected at least 1, got {}"),
+        (["task=null", "text.source={}"],
+         'unknown setting "text.source". Did you mean "text.sources"? Settings: text.sources, text.validation.'),
+        (["task=null", "text.sources={web: {path: x, wait: 2}}"],
+         'unknown setting "text.sources.web.wait". Did you mean "text.sources.web.weight"? Settings: '
+         "text.sources.web.path, text.sources.web.weight."),
+        (["task=null", "text.sources={web: {path: x, weight: 0}}"],
+         "text.sources.web.weight: expected a number > 0, got 0"),
+        (["train.steps.x=1"],
+         'train.steps.x: expected a key below a group of settings (steps is not a group), got "1"'),
     ],
 )  # fmt: skip
-def test_wrong_syntax_is_answered_with_the_right_one(write, pair, message):
+def test_one_line_answers_a_wrong_override(write, overrides, message):
     with pytest.raises(InvalidSetting) as caught:
-        load(write(), [pair])
+        load(write(), overrides)
     assert str(caught.value) == message
 
 
@@ -268,8 +209,7 @@ def test_changes_that_allow_a_resume(tiny):
     ]
 
 
-def test_execution_settings_are_not_differences():
-    raw = yaml.safe_load(FILE.replace("3e-3", "0.003"))
-    run, other = resolve(raw), resolve({**raw, "parallel": {"micro_batch_size": 2}, "profile": "3:4"})
+def test_execution_settings_are_not_differences(tiny):
+    run, other = tiny(), tiny(parallel={"micro_batch_size": 2}, profile="3:4")
     assert run != other
     assert differences(run, other) == []
