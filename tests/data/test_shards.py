@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prepared_folders import write_prepared
 
-from canonlm.data import index, shards
+from canonlm.data import shards
 from canonlm.data.shards import Dataset
 
 documents = st.lists(st.integers(0, 999), min_size=1, max_size=12)
@@ -18,13 +19,15 @@ splits = st.lists(st.lists(documents, min_size=1, max_size=6), min_size=1, max_s
 
 
 @given(split=splits, dtype=st.sampled_from(["uint16", "uint32"]), data=st.data())
-def test_reading_equals_the_list_of_documents(prepared, split, dtype, data):
+def test_reading_equals_the_list_of_documents(split, dtype, data):
+    large = {"uint16": 65, "uint32": 2**22}[dtype]  # up to about the largest number of this type
+    split = [[[token * large for token in document] for document in shard] for shard in split]
     tokens = [*chain(*chain(*split))]
     begins = {0, *accumulate(map(len, chain(*split)))} - {len(tokens)}
     start = data.draw(st.integers(0, len(tokens) - 1), label="start")
     stop = data.draw(st.integers(start, len(tokens)), label="stop")
     with tempfile.TemporaryDirectory() as folder:
-        dataset = Dataset(prepared(Path(folder), {"train": split, "valid": []}, dtype, bytes_per_token=3))
+        dataset = Dataset(write_prepared(Path(folder), {"train": split, "valid": []}, dtype, bytes_per_token=3))
         row = dataset.tokens("train")
         out = np.empty(stop - start, np.int64)
         row.prefetch(start, stop)
@@ -37,33 +40,25 @@ def test_reading_equals_the_list_of_documents(prepared, split, dtype, data):
     assert (dataset.num_tokens("valid"), len(dataset.tokens("valid"))) == (0, 0)
 
 
-def test_large_tokens(prepared, tmp_path):
-    tokens = [65_535, 65_536, 128_255, 2**32 - 1]
-    row = Dataset(prepared(tmp_path, {"train": [[tokens]]}, "uint32", vocab_size=2**24)).tokens("train")
-    out = np.empty(4, np.int64)
-    row.read(0, out)
-    assert out.tolist() == tokens
-
-
-def test_contents_of_the_index(prepared, tmp_path):
-    dataset = Dataset(str(prepared(tmp_path / "a", {"train": [[[1, 2]]], "valid": []}, vocab_size=77)))
+def test_contents_of_the_index(tmp_path):
+    dataset = Dataset(str(write_prepared(tmp_path / "a", {"train": [[[1, 2]]], "valid": []}, vocab_size=77)))
     assert (dataset.vocab_size, dataset.bos_token_id, dataset.eos_token_id) == (77, 1, None)
     with pytest.raises(ValueError, match=r'unknown split "vaild"\. Did you mean "valid"'):
         dataset.tokens("vaild")
 
 
-def test_the_fingerprint_is_of_the_tokens(prepared, tmp_path):
+def test_the_fingerprint_is_of_the_tokens(tmp_path):
     same, again, other = (
-        Dataset(prepared(tmp_path / name, {"train": [[[1, 2, token]]]})).fingerprint
+        Dataset(write_prepared(tmp_path / name, {"train": [[[1, 2, token]]]})).fingerprint
         for name, token in [("same", 3), ("again", 3), ("other", 4)]
     )
     assert same == again != other
 
 
-def test_more_shards_than_a_process_may_open(prepared, tmp_path):
+def test_more_shards_than_a_process_may_open(tmp_path):
     """The test lowers this process's limit on open files for a while."""
     count = shards.OPEN_FILES + 200
-    row = Dataset(prepared(tmp_path, {"train": [[[number, 5]] for number in range(count)]})).tokens("train")
+    row = Dataset(write_prepared(tmp_path, {"train": [[[number, 5]] for number in range(count)]})).tokens("train")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     in_use = max(map(int, (path.name for path in Path("/proc/self/fd").iterdir())))
     resource.setrlimit(resource.RLIMIT_NOFILE, (in_use + shards.OPEN_FILES + 20, hard))
@@ -77,18 +72,18 @@ def test_more_shards_than_a_process_may_open(prepared, tmp_path):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_folder_that_was_prepared_again(prepared, tmp_path):
+def test_a_folder_that_was_prepared_again(tmp_path):
     out = np.empty(2, np.int64)
     for token in (3, 4):
         for path in tmp_path.iterdir():
             path.unlink()
-        Dataset(prepared(tmp_path, {"train": [[[token, token]]]})).tokens("train").read(0, out)
+        Dataset(write_prepared(tmp_path, {"train": [[[token, token]]]})).tokens("train").read(0, out)
         assert out.tolist() == [token, token]
 
 
 @pytest.mark.parametrize("name", ["train-00001.ds", "train-00001.ds.index"])
-def test_missing_and_cut_files(prepared, tmp_path, name):
-    prepared(tmp_path, {"train": [[[1, 2, 3]], [[4, 5, 6], [7]]], "valid": []})
+def test_missing_and_cut_files(tmp_path, name):
+    write_prepared(tmp_path, {"train": [[[1, 2, 3]], [[4, 5, 6], [7]]], "valid": []})
     path = tmp_path / name
     full = path.read_bytes()
     path.write_bytes(full[:-2])
@@ -99,13 +94,8 @@ def test_missing_and_cut_files(prepared, tmp_path, name):
         Dataset(tmp_path)
 
 
-def test_a_shard_that_disappears_while_in_use(prepared, tmp_path):
-    row = Dataset(prepared(tmp_path, {"train": [[[1, 2, 3]]]})).tokens("train")
+def test_a_shard_that_disappears_while_in_use(tmp_path):
+    row = Dataset(write_prepared(tmp_path, {"train": [[[1, 2, 3]]]})).tokens("train")
     (tmp_path / "train-00000.ds").unlink()
     with pytest.raises(ValueError, match=r"train-00000\.ds: cannot be read: No such file"):
         row.read(0, np.empty(2, np.int64))
-
-
-def test_no_folder(tmp_path):
-    with pytest.raises(ValueError, match=f"{tmp_path / 'none'}: .*{index.NAME}"):
-        Dataset(tmp_path / "none")

@@ -45,17 +45,13 @@ def test_batches_are_rows(workers, isolate):
     assert list(batches(it, 5, 5, 4, workers)) == []
 
 
-def test_threads_end_when_the_consumer_stops_early():
+def test_threads_end_when_the_consumer_stops_early_or_fails():
     before = threading.active_count()
     made = batches(stream(), 0, 10_000, 4, workers=3)
     next(made)
     assert threading.active_count() > before
     made.close()
     assert threading.active_count() == before
-
-
-def test_threads_end_when_the_consumer_fails():
-    before = threading.active_count()
 
     def consume():
         for _ in batches(stream(), 0, 10_000, 4, workers=2):
