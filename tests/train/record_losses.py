@@ -20,13 +20,11 @@ from canonlm.train.machine import cpu_name
 
 FILE = Path(__file__).with_name("recorded_losses.json")
 SHORT = {
-    "train": {
-        "steps": 60,
-        "log_every": 1,
-        "eval_every": 60,
-        "checkpoint_every": 60,
-        "optim": {"lr": 3e-3, "warmup_steps": 10},
-    }
+    "steps": 60,
+    "log_every": 1,
+    "eval_every": 60,
+    "checkpoint_every": 60,
+    "optim": {"lr": 3e-3, "warmup_steps": 10},
 }
 TINY = {
     "copying": "llama+alibi=hard+mlp=standard+relu2",
@@ -45,7 +43,7 @@ STEPS = {"tiny": 60, "demo": 100, "debug": 40}
 def runs():
     """Configurations by name."""
     for task, arch in TINY.items():
-        yield f"tiny {task} {arch}", resolve(merge(merge(load_preset(task, "tiny").run, SHORT), {"arch": arch}))
+        yield f"tiny {task} {arch}", resolve(merge(load_preset(task, "tiny").run, {"arch": arch, "train": SHORT}))
     for task, arch in DEMO:
         yield f"demo {task} {arch}", resolve(merge(load_preset(task, "tiny").run, {"arch": arch}))
     yield "debug", load(find("debug"), ["train.log_every=1"])

@@ -21,7 +21,6 @@ from canonlm.core.distributed import World
 from canonlm.core.files import Stamp, write_text
 from canonlm.train import checkpoint
 from canonlm.train.checkpoint import Checkpoints, load_model, steps
-from canonlm.train.config import resolve
 from canonlm.train.load_config import load
 
 SIZES = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -34,10 +33,11 @@ FORMS = {
     "mamba2": {"mixers": ["mamba2"]},
     "experts": {"mlp": "moe", "num_experts": 4},
 }
+ALONE = World(torch.device("cpu"))
 
 
-def open_at(folder, keep=9, keep_every=None, world=None, **options):
-    return Checkpoints(folder, keep, keep_every, world or World(torch.device("cpu")), **options)
+def open_at(folder, keep=9, keep_every=None, world=ALONE, **options):
+    return Checkpoints(folder, keep, keep_every, world, **options)
 
 
 def build(form="llama", seed=0):
@@ -171,7 +171,6 @@ def test_a_stager_that_works_once(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "STAGERS_WORK_ONCE", True)
     numbers, checkpoints = Numbers(), open_at(tmp_path)
     for step in (1, 2):
-        numbers.set(step)
         numbers.save(checkpoints, step)
     checkpoints.close()
     assert numbers.load(tmp_path) == 2
@@ -231,53 +230,46 @@ def test_kept_checkpoints(tmp_path_factory, gaps, keep, every):
 # Damage
 
 
-def damage_by(kind, path):
-    shard = path / "__0_0.distcp"
-    if kind == "flip":
-        content = bytearray(shard.read_bytes())
-        content[len(content) // 2] ^= 1
-        shard.write_bytes(content)
-    elif kind == "truncated":
-        os.truncate(shard, shard.stat().st_size - 1)
-    elif kind == "empty":
-        os.truncate(shard, 0)
-    elif kind == "grown":
-        os.truncate(shard, 2**35)  # a sparse file of 32 GB, which takes minutes to read
-    elif kind == "shard":
-        shard.unlink()
-    elif kind == "metadata":
-        (path / ".metadata").unlink()
-    elif kind == "manifest":
-        (path / "manifest.json").unlink()
-    elif kind == "step":
-        text = (path / "manifest.json").read_text()
-        (path / "manifest.json").write_text(text.replace('"step": 3', '"step": 2'))
-    else:
-        (path / "manifest.json").write_text("{")
+SHARD, MANIFEST = "__0_0.distcp", "manifest.json"
+
+
+def flip(path):
+    content = bytearray((path / SHARD).read_bytes())
+    content[len(content) // 2] ^= 1
+    (path / SHARD).write_bytes(content)
+
+
+def truncate_by_one(path):
+    os.truncate(path / SHARD, (path / SHARD).stat().st_size - 1)
+
+
+def change_step(path):
+    (path / MANIFEST).write_text((path / MANIFEST).read_text().replace('"step": 3', '"step": 2'))
 
 
 DAMAGES = {
-    "flip": "sha256 of __0_0.distcp differs",
-    "truncated": "__0_0.distcp is truncated, ",
-    "empty": "__0_0.distcp is truncated, 0 of ",
-    "grown": "__0_0.distcp has 34359738368 bytes, not ",
-    "shard": "__0_0.distcp is missing",
-    "metadata": ".metadata is missing",
-    "manifest": "no manifest.json",
-    "half a manifest": "manifest.json cannot be read",
-    "step": "manifest.json is of step 2",
+    "flip": (flip, f"sha256 of {SHARD} differs"),
+    "truncated": (truncate_by_one, f"{SHARD} is truncated, "),
+    "empty": (lambda path: os.truncate(path / SHARD, 0), f"{SHARD} is truncated, 0 of "),
+    # a sparse file of 32 GB, which takes minutes to read
+    "grown": (lambda path: os.truncate(path / SHARD, 2**35), f"{SHARD} has 34359738368 bytes, not "),
+    "shard": (lambda path: (path / SHARD).unlink(), f"{SHARD} is missing"),
+    "metadata": (lambda path: (path / ".metadata").unlink(), ".metadata is missing"),
+    "manifest": (lambda path: (path / MANIFEST).unlink(), "no manifest.json"),
+    "half a manifest": (lambda path: (path / MANIFEST).write_text("{"), "manifest.json cannot be read"),
+    "step": (change_step, "manifest.json is of step 2"),
 }
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_a_damaged_checkpoint_is_skipped_and_kept(kind, tmp_path, caplog, warnings):
-    numbers = saved(tmp_path, 1, 2, 3)
-    damage_by(kind, tmp_path / "step-00000003")
+    numbers, (damage, what) = saved(tmp_path, 1, 2, 3), DAMAGES[kind]
+    damage(tmp_path / "step-00000003")
     before = Numbers()
     assert numbers.load(tmp_path, keep=1) == 2
     assert numbers.are(2)
     [line] = warnings()
-    assert line.startswith(f"damaged checkpoint skipped, step 2 is used: {tmp_path}/step-00000003: {DAMAGES[kind]}")
+    assert line.startswith(f"damaged checkpoint skipped, step 2 is used: {tmp_path}/step-00000003: {what}")
     assert "\n" not in line
     assert steps(tmp_path) == [2, 3]  # one intact one is kept; the damaged one does not count
 
@@ -293,8 +285,8 @@ def test_a_damaged_checkpoint_is_skipped_and_kept(kind, tmp_path, caplog, warnin
 
 def test_all_checkpoints_are_damaged(tmp_path):
     numbers = saved(tmp_path, 1, 2)
-    damage_by("flip", tmp_path / "step-00000001")
-    damage_by("manifest", tmp_path / "step-00000002")
+    flip(tmp_path / "step-00000001")
+    (tmp_path / "step-00000002" / MANIFEST).unlink()
     with pytest.raises(ValueError, match=r"all checkpoints are damaged \(.*/step-00000002: no manifest.json; "
                        r".*/step-00000001: sha256 of __0_0.distcp differs\)"):  # fmt: skip
         numbers.load(tmp_path)
@@ -307,11 +299,11 @@ def test_one_flipped_bit_anywhere(tmp_path):
     original = tmp_path / "original"
     saved(original, 1, 2)
     files = sorted(path.name for path in (original / "step-00000002").iterdir())
-    assert files == [".metadata", "__0_0.distcp", "manifest.json"]
+    assert files == [".metadata", SHARD, MANIFEST]
 
     @settings(max_examples=60, suppress_health_check=[HealthCheck.differing_executors])
     @given(name=st.sampled_from(files), where=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-    def flip(name, where, bit):
+    def flip_bit(name, where, bit):
         path, numbers = original / "step-00000002" / name, Numbers()
         content = path.read_bytes()
         flipped = bytearray(content)
@@ -321,22 +313,18 @@ def test_one_flipped_bit_anywhere(tmp_path):
             step = numbers.load(original)
         finally:
             path.write_bytes(content)
-        assert step == 1 or name == "manifest.json"
+        assert step == 1 or name == MANIFEST
         assert numbers.are(step)
 
-    flip()
+    flip_bit()
 
 
 @pytest.mark.parametrize(
     ("there", "second", "complaint"),
     [
-        ({}, {"canon_set": "A"}, r"model.layers.0.canonA.weight is missing there and of shape \(16, 1, 4\) here"),
-        ({"canon_set": "A"}, {}, r"model.layers.0.canonA.weight is of shape \(16, 1, 4\) there and missing here"),
-        (
-            {},
-            {"intermediate_size": 8},
-            r"model.layers.0.mlp.gate_proj.weight is of shape \(42, 16\) there and of shape",
-        ),
+        ({}, {"canon_set": "A"}, r"canonA.weight is missing there and of shape \(16, 1, 4\) here"),
+        ({"canon_set": "A"}, {}, r"canonA.weight is of shape \(16, 1, 4\) there and missing here"),
+        ({}, {"intermediate_size": 8}, r"mlp.gate_proj.weight is of shape \(42, 16\) there and of shape"),
     ],
     ids=["missing", "surplus", "mismatch"],
 )
@@ -348,7 +336,7 @@ def test_a_checkpoint_of_another_model(there, second, complaint, tmp_path):
     checkpoints.save(1, model, optimizer)
     checkpoints.wait()
     before = {name: tensor.clone() for name, tensor in other.state_dict().items()}
-    with pytest.raises(ValueError, match=rf"step-00000001: a checkpoint of another model: {complaint}"):
+    with pytest.raises(ValueError, match=rf"step-00000001: a checkpoint of another model: model.layers.0.{complaint}"):
         checkpoints.load_latest(other, again)
     same(dict(other.state_dict()), before)
 
@@ -382,8 +370,10 @@ def together(start, tmp_path):
 
 
 def spread(size, layout, seed=0):
-    """The decoder over processes; its weights are those of the single process."""
+    """The decoder over processes, or without a layout in one; its weights are those of the single process."""
     model = CanonLMForCausalLM(CanonLMConfig(**SIZES, canon_set="AC", init_seed=seed))
+    if layout is None:
+        return model
     sizes = {"fsdp": (1, size, 1), "tp": (1, 1, size), "hsdp": (2, size // 2, 1), "fsdp+tp": (1, size // 2, 2)}[layout]
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("replicate", "shard", "tp"))
     if "tp" in layout:
@@ -418,13 +408,6 @@ def _load(world, layout, folder, expected, step):
     same(everything(model, optimizer), torch.load(expected))
 
 
-def load_alone(folder, expected, step):
-    model = CanonLMForCausalLM(CanonLMConfig(**SIZES, canon_set="AC", init_seed=9))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    assert open_at(folder).load_latest(model, optimizer) == step
-    same(everything(model, optimizer), torch.load(expected))
-
-
 @pytest.mark.slow
 def test_written_by_some_read_by_any(together, tmp_path, warnings):
     for size, layout, other, layout_there in (
@@ -435,10 +418,10 @@ def test_written_by_some_read_by_any(together, tmp_path, warnings):
         folder, expected = tmp_path / f"by-{size}-{layout}", tmp_path / f"expected-{size}-{layout}"
         together(size, _save, layout, folder, expected)
         together(other, _load, layout_there, folder, f"{expected}-2.pt", 2)
-        load_alone(folder, f"{expected}-2.pt", 2)
+        _load(ALONE, None, folder, f"{expected}-2.pt", 2)
     fsdp = tmp_path / "by-2-fsdp"
     (fsdp / "step-00000002" / "__1_0.distcp").unlink()
-    load_alone(fsdp, tmp_path / "expected-2-fsdp-1.pt", 1)
+    _load(ALONE, None, fsdp, tmp_path / "expected-2-fsdp-1.pt", 1)
     assert "step-00000002: __1_0.distcp is missing" in warnings()[-1]
     together(2, _load, "fsdp", fsdp, tmp_path / "expected-2-fsdp-1.pt", 1)
 
@@ -491,13 +474,9 @@ def test_an_error_in_one_process_is_raised_in_all(together, tmp_path):
 # A run's model
 
 
-def a_run(folder, seed=0, **changes):
+def a_run(tiny, folder, seed=0, **fields):
     """A run folder with checkpoints of steps 1 and 2, and the model of each."""
-    task = {"task": {"name": "copying", "N": 8, "min_items": 2}, "data": {"seq_len": 18, "loss_on": "answer"}}
-    sizes = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, **changes}
-    train = {"steps": 9, "batch_size": 4, "eval_every": 9, "eval_size": 8, "checkpoint_every": 1, "optim": {"lr": 0.1}}
-    train["seed"] = seed
-    run = resolve({"arch": "llama+canon", **task, "model": sizes, "train": train})
+    run = tiny(model={"fields": fields}, train={"seed": seed})
     folder.mkdir(exist_ok=True)
     write_text(folder / "config.yaml", run.to_yaml())
     model = checkpoint.build_model(run).module
@@ -513,10 +492,10 @@ def a_run(folder, seed=0, **changes):
     return models
 
 
-def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+def test_a_checkpoint_of_another_run_is_refused(tiny, tmp_path):
     """Two runs that differ only in the seed, with their checkpoints swapped; those of earlier versions open."""
     for seed in (1, 2):
-        a_run(tmp_path / f"seed{seed}", seed=seed)
+        a_run(tiny, tmp_path / f"seed{seed}", seed)
     (tmp_path / "seed1" / "checkpoints").rename(tmp_path / "kept")
     (tmp_path / "seed2" / "checkpoints").rename(tmp_path / "seed1" / "checkpoints")
     message = "step-00000002: of another run than config.yaml: train.seed is 2 there, and 1 here"
@@ -535,8 +514,8 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_load_model(tied, tmp_path, warnings):
-    models = a_run(tmp_path, fields={"tie_word_embeddings": tied})
+def test_load_model(tiny, tied, tmp_path, warnings):
+    models = a_run(tiny, tmp_path, tie_word_embeddings=tied)
     model = load_model(tmp_path).module
     same(dict(model.state_dict()), models[2])
     assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
@@ -549,7 +528,7 @@ def test_load_model(tied, tmp_path, warnings):
         model.load_state_dict(models[1])
         assert torch.equal(model(ids).logits, first)
 
-    damage_by("flip", tmp_path / "checkpoints" / "step-00000002")
+    flip(tmp_path / "checkpoints" / "step-00000002")
     same(dict(load_model(tmp_path).module.state_dict()), models[1])
     assert "step 1 is used" in warnings()[-1]
     with pytest.raises(ValueError, match=r"step-00000002: sha256 of __0_0.distcp differs"):

@@ -3,6 +3,7 @@ tensors that a graph keeps."""
 
 import pytest
 import torch
+from saved_runs import OF_TEXT
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -20,6 +21,7 @@ from canonlm.ops import gated_linear_attention as gla
 from canonlm.ops import ssd
 from canonlm.train import flops, memory
 from canonlm.train.config import resolve
+from canonlm.train.load_config import merge
 from canonlm.train.recompute import recomputed
 
 NAMES = [*names.bases(), "llama+canon+qknorm", "llama+gate", "llama+attnres", "gla5+canon", "gdn2.llama+canon"]
@@ -121,10 +123,8 @@ def test_chunks_of_the_delta_rule(mixer, steps):
     by_channel, time = mixer in ("kda", "delta_vec", "rwkv7"), steps * T
     g, beta = -random(1, time, H, K if by_channel else 1).abs(), random(1, time, H, 1).sigmoid()
     inputs = random(1, time, H, K), random(1, time, H, K), random(1, time, H, V), g, beta
-    r, docs = (
-        random(1, time, H, K) if mixer in ("delta_vec", "rwkv7") else None,
-        torch.zeros(1, time + 1, dtype=torch.int64),
-    )
+    r = random(1, time, H, K) if mixer in ("delta_vec", "rwkv7") else None
+    docs = torch.zeros(1, time + 1, dtype=torch.int64)
     uncounted = time // CHUNK * H * CHUNK**3 + by_channel * time * H * 2 * 2 * 4.5 * K
     made = counted(
         lambda: gdn._forward._init_fn(*inputs, r, docs, random(1, H, K, V), 1.0, by_channel, CHUNK),
@@ -207,18 +207,9 @@ class Alive(TorchDispatchMode):
         return sum(size for storage, size in self.made.values() if not storage.expired())
 
 
-def run_of(config, seq_len, device="auto", **parallel):
-    return resolve(
-        {
-            "arch": "llama",
-            "text": {"sources": {"a": {"path": "a"}}},
-            "model": {"num_hidden_layers": 1, "hidden_size": config.hidden_size, "num_attention_heads": 4},
-            "data": {"seq_len": seq_len},
-            "train": {"steps": 1, "batch_size": 8, "precision": "bf16", "eval_every": 1, "eval_size": 1,
-                      "checkpoint_every": 1, "optim": {"lr": 1e-3}, "device": device},
-            "parallel": parallel,
-        }
-    )  # fmt: skip
+def run_of(seq_len, device="auto", **parallel):
+    text, train = {"sources": {"a": {"path": "a"}}}, {"batch_size": 8, "precision": "bf16", "device": device}
+    return resolve(merge(OF_TEXT, {"text": text, "data": {"seq_len": seq_len}, "train": train, "parallel": parallel}))
 
 
 @pytest.mark.every(5)
@@ -250,7 +241,7 @@ def test_activation_memory_equals_the_measured_one(name, checkpointing, monkeypa
         y, *_ = forward(h, Layout(), None, rotary)
     held = alive.bytes() - y.nbytes
     monkeypatch.setattr(mixers.gdn, "CPU_CHUNK", CHUNK)  # this forward runs on a CPU
-    run = run_of(config, seq_len, "cpu", activation_checkpointing=checkpointing)
+    run = run_of(seq_len, "cpu", activation_checkpointing=checkpointing)
     device = memory.Device(model_of(config), run, devices=2)
     device.memory(1)
     [(estimate, everything)] = device.kept.values()
@@ -260,7 +251,7 @@ def test_activation_memory_equals_the_measured_one(name, checkpointing, monkeypa
 
 def test_attention_residuals_keep_two_outputs_of_a_block():
     plain, ours = (
-        memory.Device(model_of(config), run_of(config, 64, activation_checkpointing="full"), devices=2)
+        memory.Device(model_of(config), run_of(64, activation_checkpointing="full"), devices=2)
         for config in map(config_of, ("llama", "llama+attnres"))
     )
     for device in (plain, ours):
@@ -272,7 +263,7 @@ def test_attention_residuals_keep_two_outputs_of_a_block():
 @pytest.mark.slow
 def test_the_compiler_saves_less():
     config = config_of("llama+canon", hidden_size=128, num_hidden_layers=1)
-    eager = run_of(config, 256, "cpu")
+    eager = run_of(256, "cpu")
     kept = []
     for run in (eager, eager.model_copy(update={"train": eager.train.model_copy(update={"compile": True})})):
         device = memory.Device(model_of(config), run, devices=2)
@@ -284,16 +275,16 @@ def test_the_compiler_saves_less():
 
 def test_memory_of_a_layout_by_hand():
     config = config_of("llama", num_hidden_layers=3, vocab_size=96)
-    run = run_of(config, 64)
+    run = run_of(64)
     parameters = CanonLMForCausalLM(config).num_parameters()
     alone, eight = (memory.Device(model_of(config), run, devices).memory(1) for devices in (1, 8))
     assert alone.parameters == alone.gradients == alone.optimizer / 2 == 4 * parameters
     assert eight.parameters == eight.gradients == alone.parameters / 8
     for micro_batch in (1, 2):  # each reduces its gradients to shards
         assert memory.Device(model_of(config), run, 4).memory(micro_batch).gradients == parameters
-    replicated = memory.Device(model_of(config), run_of(config, 64, dp_replicate=4), 8).memory(1)
+    replicated = memory.Device(model_of(config), run_of(64, dp_replicate=4), 8).memory(1)
     assert replicated.optimizer == alone.optimizer / 2
-    cut = memory.Device(model_of(config), run_of(config, 64, tp=2), 8)
+    cut = memory.Device(model_of(config), run_of(64, tp=2), 8)
     norms = 64 * (2 * 3 + 1)  # whole on every device of a tensor-parallel group, then sharded
     assert cut.windows == 2
     assert cut.memory(2).parameters == (4 * (parameters - norms) / 2 + 4 * norms) / 4

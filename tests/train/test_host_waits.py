@@ -43,10 +43,8 @@ MODELS = {
 def test_a_training_step_does_not_synchronize(tiny, tmp_path, waits, name):
     """Two complete steps of the loop: batch, micro-batches, clipping, optimizer, and checks of what is due."""
     often = {"log_every": 100, "eval_every": 100, "checkpoint_every": 100}
-    model = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, **MODELS[name].get("model", {})}
     config = tiny(
-        arch=MODELS[name]["arch"],
-        model=model,
+        **MODELS[name],
         data={"isolate_documents": True},
         train={"steps": 7, "optim": {"grad_clip": 0.1}, **often},
         parallel={"micro_batch_size": 2},
@@ -104,9 +102,7 @@ def test_a_gpu_reads_from_pinned_memory(monkeypatch):
         portion = prepare(batch, 2, torch.device(device))
         assert portion.num_targets == 19
         assert len(pinned) == places
-        parts = [
-            tensor for part in portion.micro_batches for tensor in (part.input_ids, part.targets, part.documents.ids)
-        ]
+        parts = [x for part in portion.micro_batches for x in (part.input_ids, part.targets, part.documents.ids)]
         memory = {tensor.untyped_storage().data_ptr() for tensor in pinned}
         assert len(parts) == 9
         assert {part.untyped_storage().data_ptr() in memory for part in parts} == {device == "cuda"}
