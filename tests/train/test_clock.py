@@ -35,14 +35,15 @@ def a_run(step_seconds, wait_seconds=0.0, **options):
 
 
 def test_rows_have_the_recent_speed_and_the_result_the_overall_speed():
-    clock, _, steps = a_run([50.0, 9.0, 9.0, *[2.0] * 7, *[4.0] * 10])
+    """Of a resumed run, too: its time continues, and its speed is measured again."""
+    clock, _, steps = a_run([50.0, 9.0, 9.0, *[2.0] * 7, *[4.0] * 10], before_s=500.0)
     steps(10)
     assert clock.reading()["tokens_per_s"] == TOKENS / 2
     steps(10)
-    assert clock.reading()["tokens_per_s"] == TOKENS / 4
-    result = clock.result()
+    reading, result = clock.reading(), clock.result()
+    assert reading["tokens_per_s"] == TOKENS / 4
     assert result["tokens_per_s"] == TOKENS * 17 / (7 * 2 + 10 * 4)  # three steps warm up
-    assert result["train_seconds"] == 68 + 14 + 40
+    assert result["train_seconds"] == reading["elapsed_s"] == 500 + 68 + 14 + 40
 
 
 def test_evaluations_and_checkpoints_count_as_time_but_not_speed():
@@ -99,10 +100,3 @@ def test_mfu():
         clock, _, steps = a_run([2.0] * 5, **unknown)
         steps(5)
         assert clock.reading()["mfu"] is None
-
-
-def test_a_resumed_run_continues_its_count():
-    clock, _, steps = a_run([2.0] * 5, before_s=500.0)
-    steps(5)
-    assert clock.reading()["elapsed_s"] == 510
-    assert clock.result() == {"tokens_per_s": TOKENS / 2, "train_seconds": 510}

@@ -55,14 +55,6 @@ def write(tmp_path, monkeypatch):
     return change
 
 
-def test_a_chain_of_bases(write):
-    run = load(write())
-    assert run.arch == "llama+canon"
-    assert (run.train.batch_size, run.train.steps, run.train.eval_size) == (8, 40, 8)
-    assert (run.train.optim.lr, run.train.optim.eps) == (1e-3, 1e-8)
-    assert load("bases/middle.yaml").arch == "llama"
-
-
 @pytest.mark.parametrize(
     ("texts", "overrides", "message"),
     [

@@ -86,10 +86,14 @@ def test_killed_once_at_every_third_moment(tiny, tmp_path, start):
     assert event > 40
 
 
-def test_rows_after_the_checkpoint_are_moved_and_half_a_line_is_accepted(tiny, reference, again, tmp_path):
+def test_rows_after_the_checkpoint_are_moved_and_half_written_files_are_accepted(tiny, reference, again, tmp_path):
     full = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
     tiny.back_to(tmp_path, 30)
     (tmp_path / "metrics.jsonl").write_text("".join(full) + '{"kind": "train", "st')
+    half = tmp_path / "checkpoints" / ".step-00000040.tmp-4711"
+    half.mkdir()
+    (half / "model.safetensors").write_bytes(b"half")
+    (tmp_path / ".result.json.tmp-4711").write_text("{")
     train(tiny(), tmp_path)
     tiny.same(tmp_path, reference)
     late = [line for line in full if json.loads(line)["step"] > 30]
@@ -108,12 +112,6 @@ def test_a_row_without_its_line_end_is_half_a_row(tiny, reference, again, tmp_pa
     assert rows == [row for row in tiny.rows(reference) if row != tiny.untimed(json.loads(kept[-1]))]
 
 
-def test_a_lost_result_is_written_again(tiny, reference, again, tmp_path):
-    (tmp_path / "result.json").unlink()
-    train(tiny(), tmp_path)
-    tiny.same(tmp_path, reference)
-
-
 @pytest.mark.every(2)
 @pytest.mark.parametrize("which", [0, -1])
 def test_an_evaluation_stops_on_request(tiny, reference, tmp_path, monkeypatch, which):
@@ -130,10 +128,9 @@ def test_an_evaluation_stops_on_request(tiny, reference, tmp_path, monkeypatch, 
         return ask(self, model, device)
 
     monkeypatch.setattr(WindowEval, "run", asked_to_stop)
+    message = f"^stopped after step {step} of {run.train.steps}, before its evaluation;"
     for _ in range(2):
-        with pytest.raises(
-            Interrupted, match=f"^stopped after step {step} of {run.train.steps}, before its evaluation;"
-        ):
+        with pytest.raises(Interrupted, match=message):
             train(run, tmp_path)
         assert (tmp_path / "checkpoints" / f"step-{step:08d}").is_dir()
         assert step not in [row["step"] for row in tiny.rows(tmp_path) if row["kind"] == "eval"]
@@ -155,13 +152,3 @@ def test_a_run_at_a_constant_rate_can_be_extended(tiny, tmp_path):
     assert json.loads((out / "result.json").read_text())["steps"] == 40
     with pytest.raises(ValueError, match=r"train\.steps: expected 40, as in the run that is already in"):
         train(tiny(train={**constant, "steps": 30}), out)
-
-
-def test_the_remains_of_a_killed_write_are_not_a_checkpoint(tiny, reference, again, tmp_path):
-    tiny.back_to(tmp_path, 30)
-    half = tmp_path / "checkpoints" / ".step-00000040.tmp-4711"
-    half.mkdir()
-    (half / "model.safetensors").write_bytes(b"half")
-    (tmp_path / ".result.json.tmp-4711").write_text("{")
-    train(tiny(), tmp_path)
-    tiny.same(tmp_path, reference)

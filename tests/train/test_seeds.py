@@ -14,8 +14,8 @@ from canonlm.train.config import resolve
 from canonlm.train.load_config import merge
 
 
-def run_of(task="depo", **changes):
-    raw = merge(load_preset(task, "tiny").run, {"arch": "llama", "train": {"eval_size": 4}})
+def run_of(preset="depo", **changes):
+    raw = merge(load_preset(preset, "tiny").run, {"arch": "llama", "train": {"eval_size": 4}})
     return resolve(merge(raw, changes))
 
 
@@ -54,17 +54,15 @@ def test_each_seed_changes_only_its_subject(changes, changed):
     assert identity(plain.model_dump()) != identity(other.model_dump())
 
 
-def test_runs_without_the_new_settings_keep_their_identity():
+def test_identities_and_groups():
     now = run_of().model_dump()
     before = {key: dict(value) if isinstance(value, dict) else value for key, value in now.items()}
     del before["data"]["seed"], before["train"]["eval_seed"], before["train"]["eval_split"]
     assert identity(before) == identity(now) == "0d46942283f3"  # as of the version before
     assert group(before) == group(now)
-
-
-def test_runs_tested_on_different_splits_are_not_repeats():
-    assert group(run_of().model_dump()) != group(run_of(train={"eval_split": "validation"}).model_dump())
-    assert group(run_of().model_dump()) == group(run_of(train={"eval_seed": 3}, data={"seed": 4}).model_dump())
+    # Runs that are tested on different splits are not repeats; those with different seeds are.
+    assert group(now) != group(run_of(train={"eval_split": "validation"}).model_dump())
+    assert group(now) == group(run_of(train={"eval_seed": 3}, data={"seed": 4}).model_dump())
 
 
 @pytest.mark.parametrize("task", ["depo", "mano", "brevo", "copying", "parity"])
@@ -94,13 +92,7 @@ def test_capo_is_asked_about_the_people_it_trained_on():
 
 
 def test_text_has_no_test_samples_to_choose():
-    raw = {
-        **run_of().model_dump(exclude_unset=True),
-        "task": None,
-        "text": {"sources": {"a": {"path": "python-stdlib"}}},
-    }
-    raw["data"]["loss_on"], raw["train"]["eval_seed"] = "all", 3
-    with pytest.raises(
-        ValueError, match=r"train.eval_seed: expected no value, as text is evaluated on its held-out part"
-    ):
-        resolve(raw)
+    text = {"task": None, "text": {"sources": {"a": {"path": "python-stdlib"}}}, "data": {"loss_on": "all"}}
+    message = "train.eval_seed: expected no value, as text is evaluated on its held-out part"
+    with pytest.raises(ValueError, match=message):
+        run_of(**text, train={"eval_seed": 3})
