@@ -126,19 +126,13 @@ def test_equal_bytes_of_state(tmp_path):
     [
         (["llama"], "flops", r'expected parameters, state or state,parameters, got "flops"'),
         (["llama", "hf:mamba2"], "parameters", "hf:mamba2 has .* no width of its MLP makes up the difference"),
-        (
-            ["mamba2", "hf:gpt2"],
-            "state",
-            r"hf:gpt2 has 131 kB of state after 64 tokens and the first .*, and none of its settings is known .*",
-        ),
-        (
-            ["llama", "mamba2{state_size=4096}"],  # a size in the name stays
-            "state",
-            r"mamba2.* has 8.7 MB .* and no value of mamba_state_size, linear_value_head_dim makes up the difference",
-        ),
+        (["mamba2", "hf:gpt2"], "state",
+         r"hf:gpt2 has 131 kB of state after 64 tokens and the first .*, and none of its settings is known .*"),
+        (["llama", "mamba2{state_size=4096}"], "state",  # a size in the name stays
+         r"mamba2.* has 8.7 MB .* and no value of mamba_state_size, linear_value_head_dim makes up the difference"),
         (["llama", "hf:openai-gpt"], "state", "hf:openai-gpt has no state to count"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_matched_is_refused_in_one_line(tmp_path, archs, match, expected):
     with pytest.raises(ValueError, match=f"^--match: {expected}$"):
         plan(load_preset("depo", "tiny"), tmp_path, archs=archs, match=match)

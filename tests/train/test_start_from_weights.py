@@ -33,8 +33,8 @@ def first_loss(tiny, run, folder):
     return next(row["loss"] for row in tiny.rows(folder) if row["kind"] == "train")
 
 
-def saved_qwen(tiny, folder, vocab_size=None):
-    torch.manual_seed(0)
+def saved_qwen(tiny, folder, vocab_size=None, seed=0):
+    torch.manual_seed(seed)
     vocab_size = vocab_size or len(tiny().built_task.vocab)
     Qwen3ForCausalLM(Qwen3Config(vocab_size=vocab_size, **QWEN)).save_pretrained(folder)
 
@@ -59,7 +59,7 @@ def test_an_identity_start_has_the_loss_of_the_host_and_resumes_bit_for_bit(tiny
 
 
 SOURCES = {
-    "run": lambda run, folder: shutil.copytree(run, folder),
+    "run": lambda run, folder: shutil.copytree(run, folder, dirs_exist_ok=True),
     "export": lambda run, folder: load_model(run).module.save_pretrained(folder),
     "release": lambda run, folder: save_published(load_model(run).module, folder, "hf"),
 }
@@ -71,7 +71,6 @@ def test_the_first_loss_is_that_of_the_saved_model(tiny, tmp_path, start_from, k
     first = tiny(arch="llama+canon=ACD", train=SHORT)
     train(first, tmp_path / "first")
     (folder := tmp_path / "saved").mkdir()
-    shutil.rmtree(folder) if kind == "run" else None
     SOURCES[kind](tmp_path / "first", folder)
     run = start_from(folder)
     assert run.arch == first.arch
@@ -147,8 +146,7 @@ def test_other_weights_are_another_run(tiny, tmp_path, start_from):
     saved_qwen(tiny, tmp_path / "host")
     run = start_from(tmp_path / "host")
     train(run, tmp_path / "run")
-    torch.manual_seed(1)
-    Qwen3ForCausalLM(Qwen3Config(vocab_size=len(run.built_task.vocab), **QWEN)).save_pretrained(tmp_path / "host")
+    saved_qwen(tiny, tmp_path / "host", seed=1)
     with pytest.raises(ValueError, match=r"model\.weights_sha256"):
         train(start_from(tmp_path / "host"), tmp_path / "run")
     with pytest.raises(ValueError, match="expected the weights from which this run began"):

@@ -36,18 +36,14 @@ def text(tmp_path_factory):
 
 
 @pytest.fixture
-def settings(text):
-    def make(**changes):
-        sources = {name: {"path": str(text / name), "weight": w} for name, w in (("digits", 1.0), ("letters", 3.0))}
-        raw = {
-            "arch": "llama+canon",
-            "text": {"sources": sources},
-            "model": {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2},
-            "data": {"seq_len": SEQ_LEN},
-            "train": {"steps": 20, "batch_size": BATCH, "num_threads": 1, "log_every": 1, "eval_every": 10,
-                      "eval_size": 8, "checkpoint_every": 5, "optim": {"lr": 3e-3, "warmup_steps": 5}},
-        }  # fmt: skip
-        return resolve(merge(raw, changes))
+def settings(text, tiny):
+    """`settings(train={"steps": 2})`: a run with three windows of letters for every window of digits."""
+
+    def make(folder=text, **changes):
+        sources = {name: {"path": str(folder / name), "weight": w} for name, w in (("digits", 1.0), ("letters", 3.0))}
+        train = {"steps": 20, "log_every": 1, "eval_every": 10, "checkpoint_every": 5}
+        data = {"seq_len": SEQ_LEN, "loss_on": "all"}
+        return resolve(merge(tiny.raw(task=None, text={"sources": sources}, data=data, train=train), changes))
 
     return make
 
@@ -57,14 +53,19 @@ def rows(folder, kind="train"):
     return [row for row in result if row["kind"] == kind]
 
 
+def tokens_of(folder, split):
+    """The tokens of a split, read from the files without our code, and the bytes of its text per token."""
+    index = json.loads((folder / "index.json").read_text())
+    shards = index["splits"][split]
+    tokens = np.concatenate([np.fromfile(folder / shard["name"], index["dtype"]) for shard in shards]).astype(np.int64)
+    return torch.from_numpy(tokens), sum(shard["bytes"] for shard in shards) / len(tokens)
+
+
 def windows_of(text, run, first, last):
-    """The tokens of windows, read from the files without our code."""
+    """The tokens of windows."""
     for window in range(first, last + 1):
         source, _, position = data.stream(run).describe(window)
-        index = json.loads((text / source / "index.json").read_text())
-        parts = [np.fromfile(text / source / s["name"], index["dtype"]) for s in index["splits"]["train"]]
-        tokens = np.concatenate(parts).astype(np.int64)
-        yield source, torch.from_numpy(tokens[position * SEQ_LEN :][: SEQ_LEN + 1])
+        yield tokens_of(text / source, "train")[0][position * SEQ_LEN :][: SEQ_LEN + 1]
 
 
 def test_the_first_loss_is_that_of_the_windows_it_names(text, settings, tmp_path):
@@ -74,7 +75,7 @@ def test_the_first_loss_is_that_of_the_windows_it_names(text, settings, tmp_path
     assert row["windows"] == [0, BATCH - 1]
     model = build_model(run).module.train()
     losses = []
-    for _, tokens in windows_of(text, run, *row["windows"]):
+    for tokens in windows_of(text, run, *row["windows"]):
         logits = model(tokens[None, :-1], use_cache=False).logits[0]
         losses.append(cross_entropy(logits, tokens[1:]).item())  # all 16 targets, the last one too
     assert row["loss"] == pytest.approx(np.mean(losses), rel=1e-6)
@@ -82,25 +83,18 @@ def test_the_first_loss_is_that_of_the_windows_it_names(text, settings, tmp_path
     assert rows(tmp_path)[-1]["tokens"] == 20 * BATCH * SEQ_LEN
 
 
-def test_the_mix_is_as_weighted(text, settings):
-    names = [source for source, _ in windows_of(text, data.complete(settings()), 0, 399)]
-    assert abs(names.count("letters") - 300) <= 1
+def test_the_mix_is_as_weighted(settings):
+    stream = data.stream(data.complete(settings()))
+    assert abs([stream.describe(window).source for window in range(400)].count("letters") - 300) <= 1
 
 
 def test_validation_is_the_held_out_part(text, settings, tmp_path):
     result = train(settings(), tmp_path)
     model, total, tokens_seen, sets = load_model(tmp_path).module.eval(), 0.0, 0, {}
     for name in ("digits", "letters"):
-        index = json.loads((text / name / "index.json").read_text())
-        shards = index["splits"]["valid"]
-        tokens = np.concatenate([np.fromfile(text / name / s["name"], index["dtype"]) for s in shards]).astype(np.int64)
-        bytes_per_token = sum(s["bytes"] for s in shards) / len(tokens)
-        nats = [
-            cross_entropy(
-                model(torch.from_numpy(w[None, :-1])).logits[0], torch.from_numpy(w[1:]), reduction="sum"
-            ).item()
-            for w in (tokens[i * SEQ_LEN : (i + 1) * SEQ_LEN + 1] for i in range(8))
-        ]
+        tokens, bytes_per_token = tokens_of(text / name, "valid")
+        windows = [tokens[i * SEQ_LEN : (i + 1) * SEQ_LEN + 1] for i in range(8)]
+        nats = [cross_entropy(model(w[None, :-1]).logits[0], w[1:], reduction="sum").item() for w in windows]
         sets[name] = sum(nats) / (8 * SEQ_LEN) / bytes_per_token / math.log(2)
         total, tokens_seen = total + sum(nats), tokens_seen + 8 * SEQ_LEN
     final = result["final"]
@@ -114,7 +108,7 @@ def test_isolated_documents_see_nothing_of_each_other(text, settings, tmp_path):
     train(settings(train={"steps": 2}), tmp_path / "crossing")
     alone, together = (rows(tmp_path / name)[0]["loss"] for name in ("isolated", "crossing"))
     model, losses = build_model(data.complete(run)).module.train(), []
-    for _, tokens in windows_of(text, data.complete(run), 0, BATCH - 1):
+    for tokens in windows_of(text, data.complete(run), 0, BATCH - 1):
         starts = [0, *(i for i in range(1, SEQ_LEN) if tokens[i] == 256), SEQ_LEN]  # <bos>
         for start, stop in pairwise(starts):
             inputs, targets = tokens[start:stop], tokens[start + 1 : stop + 1]
@@ -125,34 +119,21 @@ def test_isolated_documents_see_nothing_of_each_other(text, settings, tmp_path):
     assert alone != together
 
 
-@pytest.mark.every(2)
-@pytest.mark.parametrize("micro", [1, 2])
-def test_micro_batches_are_one_batch(settings, tmp_path, micro):
-    train(settings(), tmp_path / "whole")
-    train(settings(parallel={"micro_batch_size": micro}), tmp_path / "parts")
-    full, parts = ([row["loss"] for row in rows(tmp_path / name)] for name in ("whole", "parts"))
-    assert parts == pytest.approx(full, rel=1e-5)
-
-
-def test_execution_settings_may_change_but_text_may_not(text, settings, tmp_path):
-    run = settings()
-    train(run, tmp_path / "run")
-    (tmp_path / "run" / "result.json").unlink()
-    other = settings(parallel={"micro_batch_size": 2}, profile="3:4")
-    assert train(other, tmp_path / "run")["steps"] == 20
-    assert "micro_batch_size: 2" in (tmp_path / "run" / "config.yaml").read_text()
-    (tmp_path / "run" / "result.json").unlink()
-    noted = json.loads((tmp_path / "run" / "data.json").read_text())
-    noted["text.sources.digits.path"]["sha256"] = "0" * 64
-    (tmp_path / "run" / "data.json").write_text(json.dumps(noted))
-    with pytest.raises(ValueError, match=r"text\.sources\.digits\.path: expected the text that the run in"):
-        train(run, tmp_path / "run")
+def test_execution_settings_may_change_and_micro_batches_are_one_batch(tiny, settings, tmp_path):
+    train(settings(train={"keep_checkpoints": 4}), tmp_path)
+    assert tiny.checkpoints(tmp_path) == [f"step-{step:08d}" for step in (5, 10, 15, 20)]
+    losses = [row["loss"] for row in rows(tmp_path)]
+    for micro in (1, 2):
+        tiny.back_to(tmp_path, 5)
+        run = settings(train={"keep_checkpoints": 4}, parallel={"micro_batch_size": micro}, profile="8:9")
+        assert train(run, tmp_path)["steps"] == 20
+        assert [row["loss"] for row in rows(tmp_path)] == pytest.approx(losses, rel=1e-5)
+        assert f"micro_batch_size: {micro}" in (tmp_path / "config.yaml").read_text()
 
 
 def test_moved_text_is_recognised_by_its_sha256(text, tiny, settings, tmp_path, capsys):
     def reading(folder):
-        sources = {name: {"path": str(folder / name), "weight": w} for name, w in (("digits", 1.0), ("letters", 3.0))}
-        return settings(text={"sources": sources, "validation": {"held out": str(folder / "digits")}})
+        return settings(folder, text={"validation": {"held out": str(folder / "digits")}})
 
     run = tmp_path / "run"
     train(reading(text), tmp_path / "undisturbed")
@@ -219,14 +200,8 @@ def test_a_command_starts_beside_each_checkpoint(settings, tmp_path, monkeypatch
     ("changes", "message"),
     [
         ({"model": {"vocab_size": 300}}, "model.vocab_size: expected 258, the vocabulary size of "),
-        (
-            {"text": {"sources": {"digits": {"path": "nowhere"}}}},
-            "text.sources.digits.path: nowhere: expected a folder",
-        ),
-        (
-            {"text": {"validation": {"x": "nowhere"}}},
-            "text.validation.x: nowhere: expected a folder that `canonlm data pre",
-        ),
+        ({"text": {"sources": {"x": {"path": "nowhere"}}}}, "text.sources.x.path: nowhere: expected a folder that "),
+        ({"text": {"validation": {"x": "nowhere"}}}, "text.validation.x: nowhere: expected a folder that `canonlm "),
         ({"data": {"seq_len": 9999}}, "data.seq_len: expected less than the "),
     ],
     ids=["vocabulary", "no folder", "no validation folder", "too little text"],
@@ -264,8 +239,8 @@ def test_the_standard_library_is_prepared_as_text(tmp_path, monkeypatch, setting
 def test_missing_evaluation_text_is_reported(text, settings, tmp_path):
     prepare(tmp_path / "whole", [str(text / "digits.jsonl")], tokenizer="bytes", workers=1)
     reported = []
-    raw = settings().model_dump(mode="json") | {"text": {"sources": {"all": {"path": str(tmp_path / "whole")}}}}
-    result = train(resolve(raw), tmp_path / "run", reported.append)
+    run = settings(text={"sources": {"all": {"path": str(tmp_path / "whole")}}})
+    result = train(run, tmp_path / "run", reported.append)
     assert "nothing will be evaluated" in reported[0]["why"]
     assert result["final"] == {}
 

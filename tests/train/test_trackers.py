@@ -3,6 +3,7 @@ which needs an account."""
 
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,12 +19,14 @@ ROWS = [
         "loss": 1.5,
         "slices": [{"slice": {"k": 1}, "correct": 3, "total": 4}, {"slice": {}, "correct": 0, "total": 0}],
         "measures": {"kl": 0.25},
+        "sets": {"web": {"loss": 1.0, "bits_per_byte": 0.5}},
     },
     {"kind": "skip", "step": 5, "windows": [16, 19], "why": "gradient norm nan"},
 ]
 NUMBERS = [
     {"train/loss": 2.0, "train/lr": 1e-3},
-    {"eval/loss": 1.5, "eval/k=1": 0.75, "eval/all": 0.0, "eval/measures/kl": 0.25},
+    {"eval/loss": 1.5, "eval/k=1": 0.75, "eval/all": 0.0, "eval/measures/kl": 0.25}
+    | {"eval/sets/web/loss": 1.0, "eval/sets/web/bits_per_byte": 0.5},
     {},
 ]
 
@@ -52,35 +55,33 @@ def write(names, folder, rows, step=0):
         tracker.close()
 
 
+class Run:
+    """A run of W&B that records its calls."""
+
+    def __init__(self, arguments):
+        self.init_arguments, self.logged, self.finished = arguments, [], False
+
+    def log(self, numbers, step):
+        self.logged.append((step, numbers))
+
+    def finish(self):
+        self.finished = True
+
+
 @pytest.fixture
-def wandb(tmp_path, monkeypatch):
-    """A package of that name that records its calls."""
-    (tmp_path / "packages").mkdir()
-    (tmp_path / "packages" / "wandb.py").write_text(
-        "runs = []\n"
-        "class Error(Exception): pass\n"
-        "class Settings(dict): pass\n"
-        "class Run:\n"
-        "    def __init__(self, settings): self.init_arguments, self.logged, self.finished = settings, [], False\n"
-        "    def log(self, numbers, step): self.logged.append((step, numbers))\n"
-        "    def finish(self): self.finished = True\n"
-        "def init(**settings):\n"
-        "    if settings['project'] == 'forbidden': raise Error('no API key configured')\n"
-        "    runs.append(Run(settings))\n"
-        "    return runs[-1]\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path / "packages")
-    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+def wandb(monkeypatch):
+    """A package of that name, and its `runs`."""
+
+    def init(**arguments):
+        if arguments["project"] == "forbidden":
+            raise package.Error("no API key configured")
+        package.runs.append(Run(arguments))
+        return package.runs[-1]
+
+    package = SimpleNamespace(init=init, runs=[], Settings=dict, Error=FloatingPointError)
+    monkeypatch.setitem(sys.modules, "wandb", package)
     monkeypatch.delenv("WANDB_PROJECT", raising=False)
-    import wandb
-
-    yield wandb
-    del sys.modules["wandb"]
-
-
-def test_numbers_of_several_validation_sets():
-    row = {"kind": "eval", "step": 9, "loss": 2.0, "sets": {"web": {"loss": 1.0, "bits_per_byte": 0.5}}}
-    assert trackers.numbers(row) == {"eval/loss": 2.0, "eval/sets/web/loss": 1.0, "eval/sets/web/bits_per_byte": 0.5}
+    return package
 
 
 def test_tensorboard_hides_rows_after_the_checkpoint(tmp_path):
