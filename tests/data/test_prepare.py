@@ -437,7 +437,6 @@ SBATCH = """#!/bin/bash
 for last; do :; done
 array=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\).*/\\1/p' "$last")
 cp "$last" "$SLURM_IMITATION/$(ls "$SLURM_IMITATION" | wc -l).sh"
-echo "$@" >> "$SLURM_IMITATION.calls"
 export SLURM_NODELIST=here
 for task in $(seq 0 "$array"); do SLURM_ARRAY_TASK_ID=$task bash "$last" >> "$SLURM_IMITATION.log" 2>&1; done
 echo Submitted batch job 7

@@ -47,14 +47,6 @@ def test_contents_of_the_index(tmp_path):
         dataset.tokens("vaild")
 
 
-def test_the_fingerprint_is_of_the_tokens(tmp_path):
-    same, again, other = (
-        Dataset(write_prepared(tmp_path / name, {"train": [[[1, 2, token]]]})).fingerprint
-        for name, token in [("same", 3), ("again", 3), ("other", 4)]
-    )
-    assert same == again != other
-
-
 def test_more_shards_than_a_process_may_open(tmp_path):
     """The test lowers this process's limit on open files for a while."""
     count = shards.OPEN_FILES + 200
