@@ -73,21 +73,21 @@ def test_a_folder_that_was_prepared_again(tmp_path):
         assert out.tolist() == [token, token]
 
 
-@pytest.mark.parametrize("name", ["train-00001.ds", "train-00001.ds.index"])
-def test_missing_and_cut_files(tmp_path, name):
-    write_prepared(tmp_path, {"train": [[[1, 2, 3]], [[4, 5, 6], [7]]], "valid": []})
+@pytest.mark.parametrize(
+    ("name", "use"),
+    [
+        ("train-00001.ds", lambda row: row.read(2, np.empty(2, np.int64))),
+        ("train-00001.ds.index", lambda row: [*row.begins(2, 4)]),
+    ],
+)
+def test_cut_and_missing_files_also_if_in_use(tmp_path, name, use):
+    row = Dataset(write_prepared(tmp_path, {"train": [[[1, 2, 3]], [[4, 5, 6], [7]]], "valid": []})).tokens("train")
     path = tmp_path / name
     full = path.read_bytes()
     path.write_bytes(full[:-2])
     with pytest.raises(ValueError, match=rf"^{path}: damaged: \d+ bytes, where index.json says {len(full)}$"):
         Dataset(tmp_path)
     path.unlink()
-    with pytest.raises(ValueError, match=f"^{path}: cannot be read: No such file or directory$"):
-        Dataset(tmp_path)
-
-
-def test_a_shard_that_disappears_while_in_use(tmp_path):
-    row = Dataset(write_prepared(tmp_path, {"train": [[[1, 2, 3]]]})).tokens("train")
-    (tmp_path / "train-00000.ds").unlink()
-    with pytest.raises(ValueError, match=r"train-00000\.ds: cannot be read: No such file"):
-        row.read(0, np.empty(2, np.int64))
+    for attempt in (lambda: Dataset(tmp_path), lambda: use(row)):
+        with pytest.raises(ValueError, match=f"^{path}: cannot be read: No such file or directory$"):
+            attempt()

@@ -98,7 +98,7 @@ def test_a_mistake_is_reported_at_its_line(write, texts, overrides, message):
          "Copying difficulties: copying-32, copying-500."),
         (TOP, ["text={sources: {a: {path: x}}}"],
          "expected either task (a playground task) or text (token shards), got both"),
-        (TOP + "profile: 30:33\n", ["train.steps=20"], 'profile: expected steps up to train.steps = 20, got "30:33"'),
+        (TOP + "profile: 39:41\n", ["train.steps=39"], 'profile: expected steps up to train.steps = 39, got "39:41"'),
         (TOP, ["model.hidden_size=15"],
          "model.num_attention_heads: expected a divisor of model.hidden_size = 15, got 2"),
     ],

@@ -179,13 +179,6 @@ def test_one_line_answers_a_wrong_override(write, overrides, message):
     assert str(caught.value) == message
 
 
-def test_a_profile_lies_within_the_run(write):
-    assert load(write(), ["profile=39:41"]).profile == "39:41"
-    for steps in ("40:42", "900:903"):
-        with pytest.raises(InvalidSetting, match=f'^profile: expected steps up to train.steps = 40, got "{steps}"$'):
-            load(write(), [f"profile={steps}"])
-
-
 def test_changes_that_prevent_a_resume(tiny):
     def reading(path, weight=2.0, **more):
         text = {"sources": {"web": {"path": path, "weight": weight}}, "validation": {"web": path, **more}}
