@@ -35,7 +35,7 @@ def a_run(step_seconds, wait_seconds=0.0, **options):
 
 
 def test_rows_have_the_recent_speed_and_the_result_the_overall_speed():
-    """Of a resumed run, too: its time continues, and its speed is measured again."""
+    """In a resumed run, too: its time continues, and its speed is measured again."""
     clock, _, steps = a_run([50.0, 9.0, 9.0, *[2.0] * 7, *[4.0] * 10], before_s=500.0)
     steps(10)
     assert clock.reading()["tokens_per_s"] == TOKENS / 2
