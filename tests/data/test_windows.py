@@ -79,6 +79,7 @@ def test_the_first_token_of_an_isolated_document_is_not_a_target(loss_on):
     together = stream(mano, 60, loss_on=loss_on).rows(0, 8)
     apart = stream(mano, 60, loss_on=loss_on, isolate_documents=True).rows(0, 8)
     assert together.documents is None
+    assert together.input_ids.dtype == together.targets.dtype == torch.int64
     assert torch.equal(together.input_ids, apart.input_ids)
     docs = torch.from_numpy(mano.windows("train", 0, 0, 8, seq_len=60, loss_on=loss_on).doc_ids)
     assert torch.equal(apart.documents.ids, docs)
