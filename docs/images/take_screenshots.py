@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from selenium import webdriver
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
@@ -42,7 +43,10 @@ def take(browser: webdriver.Chrome, page: Path, name: str, width: int, start: st
     clip = {"x": 0, "y": top, "width": width, "height": bottom - top, "scale": 1}
     shot = browser.execute_cdp_cmd("Page.captureScreenshot", {"clip": clip, "captureBeyondViewport": True})
     image = Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB")
-    image.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(HERE / name, optimize=True)
+    shown = PngInfo()  # the page's first words, by which a test sees whether the picture is of today's page
+    shown.add_itxt("page", browser.execute_script("return document.body.innerText.slice(0, 500)"), zip=True)
+    image = image.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    image.save(HERE / name, optimize=True, pnginfo=shown)
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from reading import row_heads, visible_text
 
 from canonlm.cli import main
@@ -61,6 +62,8 @@ def test_the_docs_say_what_the_kept_runs_say(own):
     trained = sum(bool(each.setting) for each in tested)
     counts = f"{len(tested)} of {len(own)} tested so far, {trained} of them by training small models"
     assert counts in (root / "README.md").read_text()
+    for name in ("claims", "claims-phone"):
+        assert summary(own) in Image.open(root / f"docs/images/{name}.png").info["page"], "make pictures"
 
 
 def test_a_claim_of_which_a_part_fails_is_supported_in_part(entries):

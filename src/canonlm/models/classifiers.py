@@ -1,21 +1,13 @@
 """The decoder with a linear layer in place of the language-model head: for rows (a classifier, a reward model) and for
 tokens. All else is transformers' own."""
 
-from typing import Any
-
 from transformers.modeling_layers import GenericForSequenceClassification, GenericForTokenClassification
 
-from canonlm.core.errors import expected
 from canonlm.models.modeling import CanonLMPreTrainedModel
 
 
 class _Classifier(CanonLMPreTrainedModel):
     new_head = "score."
-
-    def save_pretrained(self, save_directory: Any, *args, self_contained: bool = False, **kwargs) -> None:
-        if self_contained:
-            raise expected("self_contained", "False for a classifier: only language models are saved with code", True)
-        super().save_pretrained(save_directory, *args, **kwargs)
 
 
 class CanonLMForSequenceClassification(GenericForSequenceClassification, _Classifier):

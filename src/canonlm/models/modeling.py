@@ -104,6 +104,8 @@ class CanonLMPreTrainedModel(PreTrainedModel):
         """As transformers'. With `self_contained` the folder includes its code, and `from_pretrained(…,
         trust_remote_code=True)` loads it where canonlm is not installed."""
         vars(self.config).pop("auto_map", None)  # of the folder that this model was loaded from
+        if self_contained and hasattr(self, "new_head"):
+            raise expected("self_contained", "False for a classifier: only language models are saved with code", True)
         if self_contained:
             from canonlm.canonize.canonized_model import NOT_PUSHED
             from canonlm.models.self_contained import write_code
