@@ -16,6 +16,7 @@ from canonlm.launch.grid import PlannedRun, plan, sweep, write_plan
 from canonlm.launch.play import Progress, default_jobs, run_grid
 from canonlm.launch.recipes import load_preset
 from canonlm.runs.identity import group
+from canonlm.runs.load import load_run
 from canonlm.train.config import differences
 from canonlm.train.load_config import create_folder
 from canonlm.train.loop import _Run
@@ -90,7 +91,8 @@ def test_a_sweep_over_the_task_has_a_section_per_task(tmp_path):
     write_plan(runs, load_preset("copying", "tiny"), tmp_path, "")
     sections = json.loads((tmp_path / "play.json").read_text())["sections"]
     assert [section["runs"] for section in sections] == [[run.name] for run in runs]
-    assert [section["chance"]["first=1"] for section in sections] == [1 / 8, 1 / 9]
+    assert [section["task"]["N"] for section in sections] == [8, 9]
+    assert [load_run(run.folder).task.chance["first=1"] for run in runs] == [1 / 8, 1 / 9]
 
 
 def test_a_sweep_that_would_repeat_one_run_is_refused(tmp_path):
@@ -173,18 +175,18 @@ def test_a_run_of_an_earlier_version_resumes_under_its_name(tmp_path):
 
 
 def test_a_section_of_another_version_is_continued(tmp_path):
-    """That version had another line for guessing."""
+    """That version did not write the settings of the task."""
     preset = load_preset("copying", "tiny")
     runs = copying(tmp_path)
     write_plan(runs[:1], preset, tmp_path, "earlier")
     play = json.loads((tmp_path / "play.json").read_text())
     [section] = play["sections"]
-    section["chance"]["first=1"] /= 2
+    task = section.pop("task")
     (tmp_path / "play.json").write_text(json.dumps(play))
     write_plan(runs, preset, tmp_path, "now")
     [section] = json.loads((tmp_path / "play.json").read_text())["sections"]
     assert section["runs"] == [run.name for run in runs]
-    assert section["chance"]["first=1"] == runs[0].task.chance({"first": 1})
+    assert section["task"] == task
 
 
 @pytest.mark.parametrize("text", ['{"sections": [', "{}", '{"sections": 5}', '{"sections": [1]}', '{"sections": [{}]}'])

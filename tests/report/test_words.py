@@ -192,6 +192,7 @@ def test_curves_are_one_trace_per_run_and_one_mean(tmp_path):
 
 
 WORDS = {
+    "chance": {"bits=4": 0.5, "bits=9": "half"},
     "about": "Count <b>the bits</b>.",
     "scales": {"bits": {"by": "length", "about": "Longer is harder.", "labels": {"4": "4 <i>bits</i>", "9": 9}}},
     "measures": {"kl": {"label": "distance", "about": "", "log": True}},
@@ -213,7 +214,9 @@ def test_an_outside_task_provides_its_wording(tmp_path):
     for words in ("Count <b>the bits</b>.", "4 <i>bits</i>"):
         assert words in visible_text(page)
         assert words not in page
-    [run] = load_play(tmp_path).runs
+    [section] = load_play(tmp_path).sections
+    assert section.chance == {"bits=4": 0.5}
+    [run] = section.runs
     assert (slice_label(run.task, "bits=9"), slice_label(run.task, "bits=3")) == ("9", "bits = 3")
     assert (quantity(run.task, "kl").label, run.task.score.measure) == ("distance", "kl")
     [row] = runs_frame([tmp_path])[0].filter(slice="bits=4").iter_rows(named=True)

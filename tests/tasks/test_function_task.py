@@ -39,8 +39,8 @@ def test_the_task_in_the_docs_plays(tmp_path, mine, capsys):
     train = {"steps": 2, "eval_every": 2, "eval_size": 8, "checkpoint_every": 2, "batch_size": 4}
     small = [*(f"train.{key}={value}" for key, value in train.items()), "model.hidden_size=16", "task.bits=9"]
     assert main(["play", "mine.py:parity", "--arch", "llama", "--out", "out", *small]) == 0
-    play = json.loads((tmp_path / "out" / "play.json").read_text())
-    assert play["sections"][0]["chance"] == {"bits=4": 0.5, "bits=8": 0.5, "bits=9": 0.5}
+    [described] = tmp_path.glob("out/runs/*/task.json")
+    assert json.loads(described.read_text())["chance"] == {"bits=4": 0.5, "bits=8": 0.5, "bits=9": 0.5}
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert "must say whether the number of ones is even or odd" in page
     assert "bits = 9" in page

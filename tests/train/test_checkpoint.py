@@ -19,8 +19,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from canonlm import CanonLMConfig, CanonLMForCausalLM
 from canonlm.core.distributed import World
 from canonlm.core.files import Stamp, write_text
+from canonlm.runs.folder import checkpoint_steps
 from canonlm.train import checkpoint
-from canonlm.train.checkpoint import Checkpoints, load_model, steps
+from canonlm.train.checkpoint import Checkpoints, load_model
 from canonlm.train.load_config import load
 
 SIZES = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -151,7 +152,7 @@ def test_a_checkpoint_has_the_state_when_save_was_called(tmp_path, monkeypatch):
     numbers, checkpoints = Numbers(), open_at(tmp_path)
     numbers.save(checkpoints, 1)
     numbers.set(100)  # before the thread has written a byte
-    assert steps(tmp_path) == []
+    assert checkpoint_steps(tmp_path) == []
     go.set()
     checkpoints.wait()
     assert numbers.load(tmp_path) == 1
@@ -190,7 +191,7 @@ def test_one_save_at_a_time_and_the_callback_after_completion(tmp_path):
     numbers.save(checkpoints, 2)
     assert seen == [("step-00000001", True, "checkpoint_0")]  # this one did
     checkpoints.close()
-    assert steps(tmp_path) == [1, 2]
+    assert checkpoint_steps(tmp_path) == [1, 2]
 
 
 @pytest.mark.parametrize("finish", ["save", "wait", "close"])
@@ -209,7 +210,7 @@ def test_an_error_of_the_thread_is_raised_once(tmp_path, finish):
         acts[finish]()
     assert not checkpoints.failed
     checkpoints.wait()
-    assert steps(tmp_path) == [1]
+    assert checkpoint_steps(tmp_path) == [1]
 
 
 @settings(max_examples=15)
@@ -223,8 +224,8 @@ def test_kept_checkpoints(tmp_path_factory, gaps, keep, every):
         numbers.save(checkpoints, done[-1])
     checkpoints.close()
     multiples = {step for step in done if every and step % every == 0}
-    assert set(steps(folder)) == multiples | set(done[-keep:])
-    assert {path.name for path in folder.iterdir()} == {f"step-{step:08d}" for step in steps(folder)}
+    assert set(checkpoint_steps(folder)) == multiples | set(done[-keep:])
+    assert {path.name for path in folder.iterdir()} == {f"step-{step:08d}" for step in checkpoint_steps(folder)}
 
 
 # Damage
@@ -271,7 +272,7 @@ def test_a_damaged_checkpoint_is_skipped_and_kept(kind, tmp_path, caplog, warnin
     [line] = warnings()
     assert line.startswith(f"damaged checkpoint skipped, step 2 is used: {tmp_path}/step-00000003: {what}")
     assert "\n" not in line
-    assert steps(tmp_path) == [2, 3]  # one intact one is kept; the damaged one does not count
+    assert checkpoint_steps(tmp_path) == [2, 3]  # one intact one is kept; the damaged one does not count
 
     checkpoints = open_at(tmp_path, keep=1)
     before.save(checkpoints, 3)  # training reaches this step again
@@ -291,7 +292,7 @@ def test_all_checkpoints_are_damaged(tmp_path):
                        r".*/step-00000001: sha256 of __0_0.distcp differs\)"):  # fmt: skip
         numbers.load(tmp_path)
     assert numbers.are(-1)
-    assert steps(tmp_path) == [1, 2]
+    assert checkpoint_steps(tmp_path) == [1, 2]
 
 
 def test_one_flipped_bit_anywhere(tmp_path):

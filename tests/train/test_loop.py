@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from canonlm.cli import main
+from canonlm.runs.folder import checkpoint_steps
 from canonlm.runs.rows import evaluation
 from canonlm.train.build import build_model
-from canonlm.train.checkpoint import load_model, steps
+from canonlm.train.checkpoint import load_model
 from canonlm.train.loop import train
 
 
@@ -48,7 +49,7 @@ def test_a_run_ends_once_enough_is_right(tiny, reference, tmp_path):
     config = tiny(train={"until": until, "checkpoint_every": 1000})
     result = train(config, tmp_path)
     assert (result["steps"], result["final"]["step"]) == (ends, ends)
-    assert steps(tmp_path / "checkpoints") == [ends]
+    assert checkpoint_steps(tmp_path / "checkpoints") == [ends]
     until_then = [row for row in evals if row["step"] <= ends]
     assert [row for row in tiny.rows(tmp_path) if row["kind"] == "eval"] == until_then
     (tmp_path / "result.json").unlink()  # killed right before: the next process trains no further
@@ -93,7 +94,7 @@ def test_a_diverged_run_is_reported_and_not_saved(tiny, tmp_path, capfd, lr, cli
     assert error.startswith("canonlm: stopped at step ")
     assert "diverged" in error
     assert error.count("\n") == 1
-    for step in steps(tmp_path / "run" / "checkpoints"):
+    for step in checkpoint_steps(tmp_path / "run" / "checkpoints"):
         assert all(p.isfinite().all() for p in load_model(tmp_path / "run", step).module.parameters())
     assert not (tmp_path / "run" / "result.json").exists()
 

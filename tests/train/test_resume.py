@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import time
 
@@ -152,3 +153,19 @@ def test_a_run_at_a_constant_rate_can_be_extended(tiny, tmp_path):
     assert json.loads((out / "result.json").read_text())["steps"] == 40
     with pytest.raises(ValueError, match=r"train\.steps: expected 40, as in the run that is already in"):
         train(tiny(train={**constant, "steps": 30}), out)
+
+
+@pytest.mark.slow
+def test_a_run_can_be_extended_from_before_its_decay(tiny, tmp_path):
+    """Warm-up, stable, decay: every number of steps shares the stable part."""
+    every = {"checkpoint_every": 10, "keep_checkpoints": 9, "optim": {"schedule": "wsd", "decay_steps": 10}}
+    train(tiny(train=every), tmp_path / "at once")
+    out = tmp_path / "out"
+    train(tiny(train={**every, "steps": 30}), out)
+    what = "or remove its checkpoints after step 20, from which on rates would differ"
+    with pytest.raises(ValueError, match=rf"train\.steps: expected 30, as in the run .*, {what}\), got 40"):
+        train(tiny(train=every), out)
+    shutil.rmtree(out / "checkpoints" / "step-00000030")
+    assert train(tiny(train=every), out)["steps"] == 40
+    assert tiny.weights(out) == tiny.weights(tmp_path / "at once")
+    assert tiny.rows(out) == tiny.rows(tmp_path / "at once")

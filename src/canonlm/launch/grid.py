@@ -16,7 +16,6 @@ from canonlm.core.files import lock, make_folder, write_json
 from canonlm.core.untrusted import path_inside, read_object
 from canonlm.launch.recipes import TEXT, Preset
 from canonlm.runs.identity import exact, flat, run_name, slug
-from canonlm.runs.rows import slice_key
 from canonlm.tasks import Task
 from canonlm.train.config import RunConfig, changes, resolve
 from canonlm.train.load_config import check_folder, create_folder, load, merge, outside_of, override
@@ -196,12 +195,11 @@ def _by_task(runs: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
 
 def _add(sections: list[dict[str, Any]], preset: Preset, runs: Sequence[PlannedRun], command: str) -> None:
     """Add runs of one task to the section of their kind, or as a new one, in place."""
-    task = runs[0].task
-    new = {
+    new: dict[str, Any] = {
         "id": f"{preset.name}/{preset.difficulty or preset.task}",
         "heading": preset.difficulty or preset.task,
         "command": command,
-        "chance": {} if task is None else {slice_key(where): task.chance(where) for where in task.slices()},
+        "task": runs[0].config.task,
         "runs": [run.name for run in runs],
     }
     matches = [place for place, old in enumerate(sections) if old["id"] == new["id"] and _same_questions(old, new)]
@@ -215,9 +213,8 @@ def _add(sections: list[dict[str, Any]], preset: Preset, runs: Sequence[PlannedR
 
 
 def _same_questions(old: dict[str, Any], new: dict[str, Any]) -> bool:
-    """Whether two sections have the same task settings: they have the same scores of guessing, or a run in common (an
-    earlier version computed other scores of guessing)."""
-    return old.get("chance") == new["chance"] or not set(old["runs"]).isdisjoint(new["runs"])
+    """Whether two sections have the same task settings, as far as known: earlier versions did not write them."""
+    return old.get("task", new["task"]) == new["task"] or not set(old["runs"]).isdisjoint(new["runs"])
 
 
 def _sections(path: Path) -> list[dict[str, Any]]:

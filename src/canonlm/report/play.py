@@ -13,9 +13,9 @@ from canonlm.runs.folder import Folders
 from canonlm.runs.gather import Gathered, gather
 from canonlm.runs.groups import Group
 from canonlm.runs.load import MAX_LABEL, LeftOut, Run, mixes
-from canonlm.runs.rows import finite, one_line, writable
+from canonlm.runs.rows import one_line, writable
 from canonlm.runs.summary import Architecture, summarise
-from canonlm.runs.task_info import TaskInfo
+from canonlm.runs.task_info import TaskInfo, chance_in
 
 MAX_TITLES = 3
 MAX_COMMAND = 20_000  # letters
@@ -116,7 +116,7 @@ def _sections(one: Gathered) -> tuple[Mapping[str, Any], list[Section], list[Lef
     sections = _listed(play, runs, known, missing) if isinstance(play.get("sections"), list) else None
     if not sections:
         members = sorted(runs.values(), key=lambda run: (run.task_label, run.arch, run.lr, run.seed))
-        sections = [Section("", "", tuple(members), _chance(play))] if members else []
+        sections = [Section("", "", tuple(members), chance_in(play))] if members else []
     return play, [part for section in sections for part in _by_task(section)], missing
 
 
@@ -137,11 +137,6 @@ def _text_of(raw: Mapping[str, Any], key: str) -> str:
     return writable(value)[:MAX_COMMAND] if key == "command" else one_line(value, MAX_LABEL)
 
 
-def _chance(raw: Mapping[str, Any]) -> dict[str, float]:
-    chance = raw.get("chance")
-    return {one_line(str(k)): float(v) for k, v in chance.items() if finite(v)} if isinstance(chance, dict) else {}
-
-
 def _listed(
     play: Mapping[str, Any], runs: Mapping[str, Run], known: set[str], left_out: list[LeftOut]
 ) -> list[Section]:
@@ -155,7 +150,7 @@ def _listed(
         named.update(names)
         members = tuple(runs[name] for name in names if name in runs)
         if members:
-            sections.append(Section(_text_of(raw, "heading"), _text_of(raw, "text"), members, _chance(raw)))
+            sections.append(Section(_text_of(raw, "heading"), _text_of(raw, "text"), members, chance_in(raw)))
     left_out += [LeftOut(name, "not listed in play.json") for name in runs if name not in named]
     return sections
 
@@ -168,7 +163,8 @@ def _by_task(section: Section) -> list[Section]:
         short = tasks[label] if list(tasks.values()).count(tasks[label]) == 1 else label
         heading = section.heading if len(tasks) == 1 else f"{section.heading}: {short}" if section.heading else short
         members = tuple(run for run in section.runs if run.task_label == label)
-        parts.append(Section(heading or short, section.text, members, section.chance))
+        chance = next((run.task.chance for run in members if run.task.chance), section.chance)
+        parts.append(Section(heading or short, section.text, members, chance))
     return parts
 
 

@@ -4,7 +4,7 @@ config.yaml     the resolved configuration          metrics.jsonl   a row per lo
 env.json        machines and versions               checkpoints/    the newest states
 data.json       the text that was read (if any)     profile/, tensorboard/, on_checkpoint/   if configured
 code.json       sha256 of files from outside        code/           copies of these files
-task.json       the words of a task from outside
+task.json       what guessing scores; the words of a task from outside
 result.json     written last: the run is finished   log.txt, logs/  output of launched processes
                                                     launch/         what was submitted to SLURM
 
@@ -14,6 +14,7 @@ reason. A folder is only data: nothing in it is ever executed.
 """
 
 import hashlib
+import json
 import logging
 import math
 import os
@@ -29,10 +30,11 @@ from canonlm.core import untrusted
 from canonlm.core.errors import InvalidSetting, expected, plain, writing
 from canonlm.core.files import make_folder, write_bytes, write_json, write_text
 from canonlm.core.safe_yaml import parse_yaml, read_yaml
-from canonlm.runs.identity import Config, changes
+from canonlm.runs.identity import Config, changes, decays_from, flat
 from canonlm.runs.rows import finite, known_count, one_line
 
 TASK = "task.json"
+_CHECKPOINT = re.compile(r"step-(\d{8})")
 Folders = str | Path | Sequence[str | Path]
 
 
@@ -65,20 +67,33 @@ def check(
     changed_files = {name: one for name, one in (outside or {}).items() if began.get(name, one.sha256) != one.sha256}
     free = not has_trained(folder)  # then a file may be corrected
     if path.exists():
+        done = max(checkpoint_steps(folder / "checkpoints"), default=0)
         if free and changed_files:  # as plain data: `load` would refuse these files
-            changed = changes(read_yaml(path)[0], parse_yaml(to_yaml(config), "config.yaml")[0])
+            began_as, config = read_yaml(path)[0], parse_yaml(to_yaml(config), "config.yaml")[0]
         else:
-            changed = changes(load(path), config)
-        if changed:
+            began_as = load(path)
+        if changed := changes(began_as, config, done):
             key, old, new = changed[0]
-            what = f"{old!r}, as in the run that is already in {folder} (choose another --out to change it)"
-            raise expected(key, what, new)
+            way = "choose another --out to change it"
+            if (
+                key == "train.steps"
+                and 0 <= (last := min(decays_from(flat(each)) for each in (began_as, config))) < done
+            ):
+                way += f", or remove its checkpoints after step {last}, from which on rates would differ"
+            raise expected(key, f"{old!r}, as in the run that is already in {folder} ({way})", new)
     if notes:
         raise expected("--out", "a folder whose code.json is not damaged", str(folder))
     for reference, one in () if free else changed_files.items():
         what = f"the file that the run in {folder} began with, sha256 {began[reference]}"
         what += f" (its copy is in {folder / 'code'})"
         raise InvalidSetting(reference, f"{one.file}: expected {what}, got sha256 {one.sha256}")
+
+
+def checkpoint_steps(folder: Path) -> list[int]:
+    """The steps that have a checkpoint in the folder `checkpoints` of a run, ascending."""
+    if not folder.is_dir():
+        return []
+    return sorted(int(match[1]) for path in folder.iterdir() if (match := _CHECKPOINT.fullmatch(path.name)))
 
 
 def has_trained(folder: Path) -> bool:
@@ -93,23 +108,23 @@ def create(
     config: Config,
     load: Callable[[Path], Config],
     outside: Mapping[str, Outside] | None = None,
-    words: Mapping[str, Any] | None = None,
+    task: Mapping[str, Any] | None = None,
 ) -> None:
     """Make the folder and write its configuration. The configuration of a continued run is checked and
-    replaced. words: of a task from outside (`canonlm.runs.task_info`)."""
+    replaced. task: the content of `task.json` (`canonlm.runs.task_info`)."""
     check(folder, config, load, outside)
     make(folder)
-    path, text = folder / "config.yaml", to_yaml(config)
+    path = folder / "config.yaml"
     with writing("--out", folder):
         result = folder / "result.json"
         if path.exists() and result.exists() and load(path)["train"]["steps"] != config["train"]["steps"]:
             result.unlink()
         if outside:
             _keep(folder, outside)
-        if words:
-            write_json(folder / TASK, words)
-        if not path.exists() or untrusted.read_text(path) != text:
-            write_text(path, text)
+        files = {TASK: json.dumps(task, indent=1) + "\n"} if task else {}
+        for name, text in {**files, "config.yaml": to_yaml(config)}.items():
+            if not (folder / name).exists() or untrusted.read_text(folder / name) != text:
+                write_text(folder / name, text)
 
 
 def make(folder: Path) -> None:

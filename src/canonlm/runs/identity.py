@@ -100,18 +100,26 @@ def differences(a: Config, b: Config) -> list[Difference]:
     return [(key, left.get(key), right.get(key)) for key in keys if left.get(key) != right.get(key)]
 
 
-def changes(began: Config, now: Config) -> list[Difference]:
-    """The differences with which a run cannot be continued.
+def changes(began: Config, now: Config, done: int | None = None) -> list[Difference]:
+    """The differences with which a run cannot be continued after `done` steps (None: after all of them).
 
-    Texts and weights may have another path: their sha256 identifies them (`canonlm.train.data.check_unchanged`). With
-    a constant learning rate, `train.steps` may be raised: with other schedules, finished steps would have had other
-    rates.
+    Texts and weights may have another path: their sha256 identifies them (`canonlm.train.data.check_unchanged`).
+    `train.steps` may change while the steps done have the same learning rates with both numbers. (If the schedule
+    changes, that is the difference.)
     """
     old, new = flat(began), flat(now)
     free = {key for key in old.keys() & new.keys() if _is_place(key)}
-    if new.get("train.optim.schedule") == "constant" and new["train.steps"] > old["train.steps"]:
+    same = old.get("train.optim.schedule") == new.get("train.optim.schedule")
+    if not same or (old["train.steps"] if done is None else done) <= min(map(decays_from, (old, new))):
         free.add("train.steps")
     return [difference for difference in differences(began, now) if difference[0] not in free]
+
+
+def decays_from(settings: Mapping[str, Any]) -> int:
+    """The step from which on the learning rate depends on `train.steps`; -1 if it does from the first one. settings: by
+    dotted keys."""
+    steps, decay = settings["train.steps"], settings.get("train.optim.decay_steps") or 0
+    return {"constant": steps, "wsd": steps - decay}.get(str(settings.get("train.optim.schedule")), -1)
 
 
 def what_differs(groups: Sequence[Mapping[str, Any]]) -> list[str]:

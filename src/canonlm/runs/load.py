@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from canonlm.core.errors import expected
-from canonlm.core.user_code import is_reference
 from canonlm.runs.folder import TASK, fields_of, noted_digests, read_config, read_object
 from canonlm.runs.identity import ABSENT, check_label, label
 from canonlm.runs.rows import DAMAGE, Evaluation, TrainRow, count, evaluation, finite, known_count, one_line
@@ -209,8 +208,7 @@ def task_of(config: Mapping[str, Any], folder: Path) -> tuple[TaskInfo, str]:
     # Later versions have more settings, which are absent unless set.
     settings = ", ".join(f"{key}={value}" for key, value in spec.items() if value not in ABSENT)
     label = one_line(f"{name} ({settings})" if settings else name, MAX_LABEL)
-    name = one_line(name)
-    return TaskInfo(name, read(folder / TASK) if is_reference(name) else None), label
+    return read(one_line(name), folder / TASK), label
 
 
 def _sources(folder: Path, config: Mapping[str, Any], notes: list[str]) -> tuple[Source, ...]:

@@ -239,7 +239,7 @@ def of_set(measure: str, name: str) -> str:
 
 
 def slice_key(where: Mapping[str, Any]) -> str:
-    """`{"k": 1}` → `k=1`; the key of a slice everywhere in the report (and in `chance` of `play.json`)."""
+    """`{"k": 1}` → `k=1`; the key of a slice everywhere in the report and in `task.json`."""
     return ", ".join(f"{key}={value}" for key, value in where.items()) or "all"
 
 

@@ -1,6 +1,7 @@
-"""Tasks for readers of runs. One from outside is described by `task.json` in its run folders: its file is never run.
+"""Tasks for readers of runs. `task.json` in a run folder has what guessing scores, and the words of a task from
+outside, whose own file is never run.
 
-The file may be somebody else's: it is only read as text, and long texts are cut.
+The JSON may be somebody else's: it is only read as text, and long texts are cut.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -9,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from canonlm.core.untrusted import read_json
-from canonlm.runs.rows import DAMAGE, one_line, primary
+from canonlm.core.user_code import is_reference
+from canonlm.runs.rows import DAMAGE, finite, one_line, primary, slice_key
 
 if TYPE_CHECKING:  # numba, which a report of other results does not need
     from canonlm.tasks import Measure, Scale, Score, Task
@@ -31,10 +33,11 @@ class Words:
 @dataclass(frozen=True)
 class TaskInfo:
     """A task for readers of its runs. own: the words of a task from outside. A built-in task is looked up by its name;
-    any other name has empty words."""
+    any other name has empty words. chance: what guessing scores, by slice (`k=1`)."""
 
     name: str
     own: "Words | Task | None" = field(default=None, compare=False, repr=False)
+    chance: Mapping[str, float] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, task: "Task | None") -> "TaskInfo":
@@ -57,7 +60,7 @@ class TaskInfo:
 
 
 def written(task: "Task") -> dict[str, Any]:
-    """The words as JSON, with labels for the slices of the test."""
+    """What `task.json` says. Scales have labels for the slices of the test."""
     labels: dict[str, dict[str, str]] = {name: {} for name in task.scales}
     for name, value in (pair for where in task.slices() for pair in where.items() if pair[0] in labels):
         labels[name][str(value)] = task.scales[name].label(str(value))
@@ -65,16 +68,35 @@ def written(task: "Task") -> dict[str, Any]:
         name: {"by": one.by, "about": one.about, "trained": one.trained, "labels": labels[name]}
         for name, one in task.scales.items()
     }
-    return {"about": task.about, "scales": scales, "measures": {k: vars(v) for k, v in task.measures.items()},
-            "score": vars(task.score)}  # fmt: skip
+    chance = {slice_key(where): task.chance(where) for where in task.slices()}
+    return {
+        "chance": chance,
+        "about": task.about,
+        "scales": scales,
+        "measures": {key: vars(measure) for key, measure in task.measures.items()},
+        "score": vars(task.score),
+    }
 
 
-def read(path: Path) -> Words:
-    """Read a `task.json`; empty words if it is missing, damaged or long."""
+def read(name: str, path: Path) -> TaskInfo:
+    """The task of this name and `task.json`; without chance and words if the file is missing, damaged or long."""
+    try:
+        raw = read_json(path, MAX_BYTES)
+    except DAMAGE:
+        raw = None
+    return TaskInfo(name, _words(raw) if is_reference(name) else None, chance_in(raw))
+
+
+def chance_in(raw: Any) -> dict[str, float]:
+    """The scores of guessing in the content of a `task.json`, or of a `play.json` of an earlier version."""
+    chance = raw.get("chance") if isinstance(raw, Mapping) else None
+    return {one_line(str(k)): float(v) for k, v in chance.items() if finite(v)} if isinstance(chance, Mapping) else {}
+
+
+def _words(raw: Any) -> Words:
     from canonlm.tasks import Measure, Scale, Score
 
     try:
-        raw = read_json(path, MAX_BYTES)
         return Words(
             Score(**{key: _text({"slice": "", **raw["score"]}, key) for key in ("measure", "share", "slice")}),
             _text(raw, "about"),

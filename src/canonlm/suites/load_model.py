@@ -30,8 +30,9 @@ from canonlm.data.tokenizers import load as load_tokenizer
 from canonlm.models.build import wrap
 from canonlm.models.config import OF_EXPERTS
 from canonlm.models.saved_model import quiet, saved_model, variants_in
+from canonlm.runs.folder import checkpoint_steps
 from canonlm.train.build import pick_device
-from canonlm.train.checkpoint import load_model, steps
+from canonlm.train.checkpoint import load_model
 from canonlm.train.config import RunConfig
 from canonlm.train.load_config import load as load_config
 
@@ -195,7 +196,7 @@ Opened = tuple[PreTrainedModel, PreTrainedTokenizerBase | None, dict[str, Any]]
 
 def _of_run(path: Path, step: int | None) -> tuple[*Opened, RunConfig]:
     run = load_config(path / "config.yaml")
-    if not (saved_steps := steps(path_inside(path, "checkpoints"))):
+    if not (saved_steps := checkpoint_steps(path_inside(path, "checkpoints"))):
         raise expected("MODEL", "the folder of a run that has saved a checkpoint", str(path))
     file, words = tokenizer_of_run(path), None
     model, skipped = None, []

@@ -9,7 +9,6 @@ learning rate, random numbers and data are functions of the step, and the run's 
 """
 
 import logging
-import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -33,6 +32,7 @@ from canonlm.core.files import Stamp, damage, put_in_place, remove_folder, tempo
 from canonlm.core.limits import check_memory
 from canonlm.core.untrusted import path_inside, read_json
 from canonlm.models.interface import LanguageModel
+from canonlm.runs.folder import checkpoint_steps
 from canonlm.runs.identity import check_label, label
 from canonlm.train.build import build_model
 from canonlm.train.checkpoint_reader import METADATA, Reader
@@ -43,7 +43,6 @@ T = TypeVar("T")
 State = dict[str, dict[str, Tensor]]
 
 MANIFEST = "manifest.json"
-_NAME = re.compile(r"step-(\d{8})")
 _log = logging.getLogger(__name__)
 
 STAGERS_WORK_ONCE = TorchVersion(torch.__version__) < "2.13"
@@ -156,7 +155,7 @@ class Checkpoints:
             files = ranks.gather(lambda: _stamps(temporary, ranks.rank))
             ranks.first(lambda: self._finish(step, temporary, {name: s for part in files for name, s in part.items()}))
         except OSError as error:
-            older = [old for old in steps(self.folder) if old < step]
+            older = [old for old in checkpoint_steps(self.folder) if old < step]
             left = f"step {older[-1]} is the newest complete one" if older else "there is none yet"
             raise ValueError(
                 f"checkpoint of step {step} could not be written to {path}: {error.strerror}; {left}"
@@ -175,20 +174,13 @@ class Checkpoints:
 
     def _prune(self, newest: int) -> None:
         # Checkpoints after `newest` are damaged ones that training skipped: they do not count, and are not removed.
-        past = [step for step in steps(self.folder) if step <= newest]
+        past = [step for step in checkpoint_steps(self.folder) if step <= newest]
         for step in past[: -self._keep]:
             if self._keep_every is None or step % self._keep_every:
                 try:
                     remove_folder(path_of(self.folder, step))
                 except OSError as error:  # on some file systems, because an evaluation is reading it
                     _log.warning("%s could not be removed: %s", path_of(self.folder, step), error.strerror)
-
-
-def steps(folder: Path) -> list[int]:
-    """The steps that have a checkpoint, ascending."""
-    if not folder.is_dir():
-        return []
-    return sorted(int(match[1]) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name)))
 
 
 def path_of(folder: Path, step: int) -> Path:
@@ -198,7 +190,7 @@ def path_of(folder: Path, step: int) -> Path:
 def newest_step(run: Path) -> int:
     """The step of the newest undamaged checkpoint of a run. ValueError: there is none."""
     folder = path_inside(run, "checkpoints")
-    if not steps(folder):
+    if not checkpoint_steps(folder):
         raise expected("RUN", "the folder of a run that has saved a checkpoint", str(run))
     return _newest_complete(folder, _ALONE)
 
@@ -206,7 +198,7 @@ def newest_step(run: Path) -> int:
 def newest(run: Path) -> Path:
     """The newest checkpoint of a run, perhaps a damaged one. ValueError if it has none."""
     folder = path_inside(run, "checkpoints")
-    if not (saved_steps := steps(folder)):
+    if not (saved_steps := checkpoint_steps(folder)):
         raise expected("RUN", "the folder of a run that has saved a checkpoint", str(run))
     return path_of(folder, saved_steps[-1])
 
@@ -235,7 +227,7 @@ def load_model(
     ValueError: no run, no such checkpoint, a damaged one.
     """
     folder = path_inside(run, "checkpoints")
-    saved_steps = steps(folder)
+    saved_steps = checkpoint_steps(folder)
     if not saved_steps or not (run / "config.yaml").is_file():
         raise expected("RUN", "the folder of a run that has saved a checkpoint", str(run))
     if step is None:
@@ -291,7 +283,7 @@ def _check_names(path: Path, reader: Reader, state: State) -> None:
 
 def _newest_complete(folder: Path, ranks: "_Ranks") -> int:
     """The newest step with an undamaged checkpoint, the same in every process; 0 if there is no checkpoint."""
-    saved_steps = ranks.first(lambda: steps(folder))
+    saved_steps = ranks.first(lambda: checkpoint_steps(folder))
     skipped: list[str] = []
     for step in reversed(saved_steps):
         if (damage := _damage(folder, step, ranks)) is None:

@@ -137,10 +137,9 @@ def check_folder(path: Path, run: RunConfig) -> None:
 
 def create_folder(path: Path, run: RunConfig) -> None:
     """Make a run's folder, or check the one that it continues."""
-    task = run.built_task
-    description = task_info.written(task) if task is not None and user_code.is_reference(task.name) else None
-    used = outside_of(run)
-    folder.create(path, run.model_dump(), partial(_completed, trust=set(used)), used, description)
+    used, task = outside_of(run), run.built_task
+    described = None if task is None else task_info.written(task)
+    folder.create(path, run.model_dump(), partial(_completed, trust=set(used)), used, described)
 
 
 def outside_of(run: RunConfig) -> dict[str, folder.Outside]:

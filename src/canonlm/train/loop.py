@@ -29,7 +29,6 @@ from canonlm.runs.identity import check_label, label
 from canonlm.train import data, trackers
 from canonlm.train.build import build_model, check, state_bytes, with_complete_name
 from canonlm.train.checkpoint import Checkpoints
-from canonlm.train.checkpoint import steps as saved_steps
 from canonlm.train.clipping import clip_grad_norm
 from canonlm.train.clock import Clock
 from canonlm.train.config import RunConfig
@@ -136,7 +135,7 @@ class _Run:
                     remove_leftovers(place)
             self.stream = data.stream(config, self.shards.opened)
             self.test = data.evaluation(config, world, self.shards.opened)
-        resumed = world.broadcast(bool(saved_steps(folder / "checkpoints")))
+        resumed = world.broadcast(bool(run_folder.checkpoint_steps(folder / "checkpoints")))
         with world.all_or_none():
             first = config.model.weights is not None and not resumed and world.local_rank == 0
             weights = Weights(config, build_model(config, "meta")) if first else None
