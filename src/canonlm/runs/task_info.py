@@ -60,7 +60,7 @@ class TaskInfo:
 
 
 def written(task: "Task") -> dict[str, Any]:
-    """What `task.json` says. Scales have labels for the slices of the test."""
+    """The content of `task.json`. Scales have labels for the slices of the test."""
     labels: dict[str, dict[str, str]] = {name: {} for name in task.scales}
     for name, value in (pair for where in task.slices() for pair in where.items() if pair[0] in labels):
         labels[name][str(value)] = task.scales[name].label(str(value))
