@@ -103,6 +103,14 @@ def parts(model, folder):
     assert isinstance(model, GenerationMixin)
     assert model.main_input_name == "input_ids"
     assert model.config.get_text_config() is model.config
+    assert model.model(IDS, logits_to_keep=3).last_hidden_state.shape[1] == IDS.shape[1]  # for the head, says TRL
+
+
+def a_loss_of_ones_own(model, folder):
+    model.loss_function = lambda logits, labels, vocab_size, **more: logits.sum() + labels.sum() + vocab_size
+    outputs = model(IDS, labels=IDS)
+    assert outputs.loss == outputs.logits.sum() + IDS.sum() + model.config.vocab_size
+    assert_close(model(IDS, labels=IDS, loss_only=True).loss, outputs.loss)
 
 
 def tied_weights(model, folder):
@@ -186,9 +194,9 @@ def adapters(model, folder):
     label_smoothing(adapted, folder)
 
 
-CONVENTIONS = [names_of_classes, auto_classes, label_smoothing, predictions_are_logits, loss_of_parts, resuming, parts,
-               tied_weights, blocks_and_devices, supported_kernels, text_generation, continuous_batching,
-               generation_settings, card, plans, adapters]  # fmt: skip
+CONVENTIONS = [names_of_classes, auto_classes, label_smoothing, predictions_are_logits, loss_of_parts,
+               a_loss_of_ones_own, resuming, parts, tied_weights, blocks_and_devices, supported_kernels,
+               text_generation, continuous_batching, generation_settings, card, plans, adapters]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from families import ids
+from families import FAMILIES, ids
 from packaging.version import Version
 from torch.testing import assert_close
 from transformers import DynamicCache, EncoderDecoderCache, StaticCache
@@ -413,6 +413,59 @@ def test_doc_ids_must_cover_the_cache(model):
     in_chunks(model, ids(2, 4), [4], cache)
     with pytest.raises(ValueError, match=r"doc_ids: expected shape \(2, 5\).*got \(2, 1\)"):
         model(ids(2, 1), past_key_values=cache, doc_ids=torch.zeros(2, 1, dtype=torch.long))
+
+
+@pytest.mark.parametrize("given", ["doc_ids", "seq_idx", "position_ids"])
+def test_cached_documents_must_be_given_again(small_model, given):
+    """Attention would read all of them, and recurrences the last."""
+    model, tokens, filled = small_model(mixers=["gdn", "attention"], canon_set="A"), ids(1, 9), None
+    values = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]] if given == "position_ids" else [[3] * 4 + [5] * 5])
+    with torch.no_grad():
+        for _ in range(2):  # what is read first decides, also after the cache has been emptied
+            filled = model(tokens[:, :8], use_cache=True, **{given: values[:, :8]})[CACHE]
+            with pytest.raises(ValueError, match="doc_ids: expected those of cached and new tokens, as several"):
+                model(tokens[:, 8:], past_key_values=filled)
+        model(tokens[:, 8:], past_key_values=filled, doc_ids=torch.tensor([[0] * 4 + [1] * 5]))
+        one = model(tokens[:, :4], use_cache=True, **{given: values[:, :4]})[CACHE]
+        if given == "position_ids":
+            with pytest.raises(ValueError, match="position_ids: expected no restart behind cached tokens"):
+                model(
+                    tokens[:, 4:],
+                    past_key_values=one,
+                    position_ids=values[:, 4:].clone().index_fill_(1, torch.tensor(2), 0),
+                )
+            for how in HOW.values():
+                with pytest.raises(ValueError, match=r"behind cached tokens|several documents are cached"):
+                    generate(model, tokens, position_ids=values, **how)
+        assert_close(model(tokens[:, 4:], past_key_values=one).logits, whole(model, tokens)[:, 4:], **EXACT)
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_columns_of_a_mask(small_model, kind, cache):
+    """A column for every token, and any number after them, as for the places of a static cache."""
+    model, tokens, filled = small_model(**FAMILIES[kind]), ids(2, 9), None
+    mask = (torch.arange(64) >= torch.tensor([[3], [0]])).long()
+    expected, filled = whole(model, tokens, attention_mask=mask[:, :9]), CACHES[cache](model)
+    with torch.no_grad():
+        got = [model(part, past_key_values=filled, attention_mask=mask).logits for part in tokens.split([6, 3], dim=1)]
+        assert_close(torch.cat(got, dim=1)[mask[:, :9] != 0], expected[mask[:, :9] != 0], **EXACT)
+        with pytest.raises(ValueError, match="attention_mask: expected 12 columns: cached tokens and new ones, got 3"):
+            model(tokens[:, :3], past_key_values=filled, attention_mask=mask[:, :3])
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_gradients_through_a_cache(small_model, kind):
+    """Those of one call on the whole, though a cache writes states in place."""
+    model, tokens, gradients = small_model(**FAMILIES[kind]), ids(2, 9), []
+    for parts in ([9], [5, 4], [5, 3, 1]):
+        filled = dynamic(model)
+        logits = [model(part, past_key_values=filled).logits for part in tokens.split(parts, dim=1)]
+        model.zero_grad()
+        torch.cat(logits, dim=1)[:, 6:].logsumexp(-1).sum().backward()
+        gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    for got in gradients[1:]:
+        assert_close(got, gradients[0], **EXACT)
 
 
 @pytest.mark.parametrize("key", ["doc_ids", "seq_idx", "attention_mask"])

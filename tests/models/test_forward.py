@@ -3,9 +3,11 @@
 import pytest
 import torch
 from host_waits import Calls, Waits
+from torch.nn.modules.module import register_module_forward_hook
 from torch.testing import assert_close
 from transformers import StaticCache
 
+from canonlm import CanonLayer
 from canonlm.models.cache import documents_from_positions
 
 IDS = torch.arange(36).reshape(2, 18) * 7 % 61
@@ -65,6 +67,15 @@ def test_a_decoding_step_with_a_static_cache_does_not_synchronize(small_model, f
     assert_close(torch.cat(logits, dim=1), model(IDS).logits[:, 9:], **CLOSE)
     assert result.ops > 100
     assert result.seen == []
+
+
+@pytest.mark.parametrize("mixer", ["attention", "gdn"])
+def test_hooks_of_all_modules_see_canon_layers(small_model, mixer):
+    """Not only where a kernel would read several weights at once."""
+    model, seen = small_model(mixers=[mixer], canon_set="AbBCD" if mixer == "gdn" else "ABCD"), []
+    with register_module_forward_hook(lambda module, *_: seen.append(module)):
+        model(IDS)
+    assert {module for module in model.modules() if isinstance(module, CanonLayer)} <= {*seen}
 
 
 @pytest.mark.parametrize(("mixer", "sites"), [("attention", "ABCDEOM"), ("gdn", "AbBC")])

@@ -162,3 +162,13 @@ def test_fake_tensors_use_the_pytorch_form():
         x, weight = torch.randn(2, 9, 5, requires_grad=True), torch.randn(5, 1, 4, requires_grad=True)
         causal_conv(x, weight).sum().backward()
         assert x.grad.shape == x.shape
+
+
+@pytest.mark.parametrize(("batch", "time"), [(2, 0), (0, 3)])
+def test_no_tokens(monkeypatch, batch, time):
+    """An exception of a compiled kernel would only be printed."""
+    printed = []
+    monkeypatch.setattr("sys.unraisablehook", printed.append)
+    y, *gradients = results(ours, *case(0, batch, time, 5, 4, torch.float32, state=True))
+    assert (y.shape, printed) == ((batch, time, 5), [])
+    assert not any(gradient.any() for gradient in gradients)

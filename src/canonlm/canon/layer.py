@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import _has_any_global_hook
 
 from canonlm.core.errors import expected
 from canonlm.ops.canon_conv import Conv, State, canon_conv, has_gaps, in_order, masked, state_after
@@ -179,9 +180,9 @@ class CanonLayer(nn.Module):
 
 def untouched(module: nn.Module) -> bool:
     """Whether a call of the module runs its class's forward and nothing else. Only then may its weights be read without
-    a call: hooks (offloading, inspection) would not run."""
+    a call: hooks (offloading, inspection), those of all modules included, would not run."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return "forward" not in module.__dict__ and not any(hooks)
+    return "forward" not in module.__dict__ and not any(hooks) and not _has_any_global_hook()
 
 
 def kernel_size_of(canon: Any) -> int:

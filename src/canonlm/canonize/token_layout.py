@@ -13,7 +13,7 @@ from transformers import Cache, PreTrainedModel
 from canonlm.canonize import canon_cache
 from canonlm.core.cache_name import CACHE, CACHE_NAMES
 from canonlm.core.errors import expected
-from canonlm.ops.varlen import Layout, as_documents, has_gaps, read_mask
+from canonlm.ops.varlen import Layout, as_documents, has_gaps, new_columns, read_mask, token_columns
 
 
 class HostLayout:
@@ -107,12 +107,8 @@ def _length(cache: Cache) -> int | Tensor:
 
 def _real(mask: Tensor, past: int | Tensor, time: int) -> Tensor:
     """Real new tokens, from a mask of all tokens, `[B, past + T]` or longer."""
-    if isinstance(past, Tensor):
-        return mask.index_select(1, past + torch.arange(time, device=mask.device)) != 0
-    start = past if past >= 0 else mask.shape[1] - time
-    if mask.shape[1] < start + time:
-        raise expected("attention_mask", f"{start + time} columns: cached tokens and new ones", mask.shape[1])
-    return mask[:, start : start + time] != 0
+    start = mask.shape[1] - time if isinstance(past, int) and past < 0 else past
+    return new_columns(token_columns(mask, start, time), start, time) != 0
 
 
 def _documents(

@@ -137,7 +137,17 @@ def read_settings(folder: Path) -> dict[str, Any]:
     files = [path_inside(folder, name, str(folder)) for name in ("config.json", "generation_config.json")]
     config, *_ = [read_object(file) if file.exists() else {} for file in files]
     check_kernels(str(files[0]), config)
-    return config
+    return _with_special_floats(config)
+
+
+def _with_special_floats(value: Any) -> Any:
+    """The library writes infinity, which JSON lacks, as `{"__float__": "Infinity"}`."""
+    if isinstance(value, dict):
+        number = value.get("__float__")
+        if len(value) == 1 and number in ("Infinity", "-Infinity", "NaN"):
+            return float(number)
+        return {key: _with_special_floats(each) for key, each in value.items()}
+    return list(map(_with_special_floats, value)) if isinstance(value, list) else value
 
 
 def check_kernels(place: str, config: Mapping[str, Any]) -> None:

@@ -183,8 +183,9 @@ def read_recurrence(cache: Cache | None, layer_idx: int, layout: Layout) -> Tens
         raise unsupported(CACHE, what, f"recorded past of layer {layer_idx}")
     state = layer.recurrent_states[0]
     if state is not None and layout.continues is not None:
-        state = state * layout.continues[:, -1].view(-1, *[1] * (state.ndim - 1)).to(state.dtype)
-    return state
+        return state * layout.continues[:, -1].view(-1, *[1] * (state.ndim - 1)).to(state.dtype)
+    # The cache writes the next state into this tensor, which gradients may need.
+    return state.clone() if state is not None and torch.is_grad_enabled() else state
 
 
 def write_recurrence(cache: Cache | None, layer_idx: int, state: Tensor) -> None:

@@ -9,7 +9,7 @@ from canonlm.models.attend import needs_no_mask
 from canonlm.models.cache import Layout, document_runs, documents_from_positions, positions_in_documents
 from canonlm.models.config import CanonLMConfig
 from canonlm.ops.compiled import is_exporting
-from canonlm.ops.varlen import Documents, as_documents, doc_ids_of, is_visible, read_mask
+from canonlm.ops.varlen import Documents, as_documents, doc_ids_of, is_visible, new_columns, read_mask, token_columns
 
 
 def lay_out(
@@ -40,7 +40,7 @@ def lay_out(
     batch, time = h_BTD.shape[:2]
     past: int | Tensor = 0 if cache is None else cache.get_seq_length()
     mask = attention_mask if attention_mask is not None and attention_mask.ndim == 2 else None
-    new_mask = None if mask is None else mask[:, -time:]
+    new_mask = None if mask is None else new_columns(mask, past, time)
     # A single token shows no restart, and comparing a static cache's length would break the graph. An exported graph
     # cannot compare it at all: there the length of an empty cache is 0, and that of a filled one a tensor.
     exported = is_exporting() and isinstance(past, Tensor)
@@ -57,14 +57,25 @@ def lay_out(
         doc_ids = doc_ids_of(borders[0], batch, time)
     elif seq_idx is not None:
         doc_ids = document_runs(seq_idx.expand(batch, time), mask)
-    elif position_ids is not None and time > 1 and not exported and past == 0:
+    elif position_ids is not None and time > 1 and not exported:
         doc_ids = documents_from_positions(position_ids.expand(batch, -1), new_mask)
+        if doc_ids is not None and past != 0:
+            if not torch.compiler.is_compiling():
+                what = "no restart behind cached tokens (or doc_ids, of cached and new tokens)"
+                raise expected("position_ids", what, position_ids.tolist())
+            doc_ids = None  # a graph cannot tell whether there was one
+    remembered = getattr(cache, "documents", None)
+    if (doc_ids is not None or remembered is not None) and not (cache is None or torch.compiler.is_compiling()):
+        if past == 0:
+            cache.documents = doc_ids  # type: ignore[attr-defined]
+        elif attention_mask is None or attention_mask.ndim == 2:
+            check_documents(cache, doc_ids)
 
     if position_ids is None:
         if doc_ids is not None:
             position_ids = positions_in_documents(doc_ids, mask)[:, -time:]
         elif mask is not None:
-            position_ids = (mask.long().cumsum(-1) - 1).clamp(min=0)[:, -time:]
+            position_ids = new_columns((mask.long().cumsum(-1) - 1).clamp(min=0), past, time)
         else:
             position_ids = (torch.arange(time, device=h_BTD.device) + past)[None]
     # An exported step gets the causal mask of a static cache, which shows nothing else.
@@ -81,14 +92,24 @@ def lay_out(
     return Layout(new_mask, of_new, continues=continues, without_mask=without_mask), doc_ids, position_ids
 
 
-def check_mask(config: CanonLMConfig, mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """The attention mask; one of all pairs, `[B, 1, T, columns]`, in the form that the kernel of attention reads."""
+def check_documents(cache: Cache, doc_ids: Tensor | None) -> None:
+    """ValueError if the cache was filled with packed documents, and those of these tokens are not given."""
+    first = getattr(cache, "documents", None)
+    if first is not None and doc_ids is None and bool((first != 0).any()):
+        raise expected("doc_ids", "those of cached and new tokens, as several documents are cached", None)
+
+
+def check_mask(
+    config: CanonLMConfig, mask: Tensor | None, dtype: torch.dtype, cache: Cache | None, time: int
+) -> Tensor | None:
+    """The attention mask: of cached and new tokens, `[B, columns]`; one of all pairs, `[B, 1, T, columns]`, in the form
+    that the kernel of attention reads."""
     if not isinstance(mask, Tensor) or mask.ndim not in (2, 4):
         if mask is not None:
             raise expected("attention_mask", "a tensor [batch, tokens] or [batch, 1, new tokens, tokens]", mask)
         return None
     if mask.ndim == 2:
-        return mask
+        return token_columns(mask, 0 if cache is None else cache.get_seq_length(), time)
     kernel = config._attn_implementation or ""
     if "flash" in kernel or (
         config.sliding_window is not None and (mask.shape[2] > 1 or config.sliding_layers is not None)

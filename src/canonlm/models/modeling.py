@@ -34,7 +34,7 @@ from canonlm.models.block import DecoderLayer
 from canonlm.models.cache import Layout, check_cache, count_tokens, for_canon
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.initialize import init_parameters
-from canonlm.models.layout import check_mask, lay_out
+from canonlm.models.layout import check_documents, check_mask, lay_out
 from canonlm.models.loss import Sums, loss_of_hidden, loss_of_logits, mean_loss, replaced_forward
 from canonlm.models.masks import make_mask
 from canonlm.models.mixers.attention import Attention
@@ -227,7 +227,7 @@ class CanonLMModel(CanonLMPreTrainedModel):
         masks: dict[int | None, Any] = {}  # by the window of a layer
         # In place of `h` where only its shape, dtype and device are read.
         rows_BTD = h_BTD if span is None else h_BTD[:, :1].expand(-1, span.size * h_BTD.shape[1], -1)
-        attention_mask = check_mask(config, attention_mask, h_BTD.dtype)
+        attention_mask = check_mask(config, attention_mask, h_BTD.dtype, None if paged else cache, rows_BTD.shape[1])
         borders = None if cu_seq_lens_q is None else (cu_seq_lens_q, max_length_q)
         layout, all_ids, position_ids = (
             (Layout(), None, position_ids)
@@ -339,9 +339,11 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
         for `input_ids[b, t]` itself, as elsewhere in transformers, and shifted here. With `loss_only` there are no
         logits: the loss is computed without holding them all (`loss_of_hidden`; `compiled_loss` is explained there).
         The head's weight may then be a DTensor, sharded by rows over a tensor-parallel group, and the head a unit of
-        FSDP. A head that is more than a weight (with LoRA or hooks) is called, and its logits are held for the loss."""
+        FSDP. A head that is more than a weight (with LoRA or hooks) is called, and its logits are held for the loss.
+        A `loss_function` that was set gets what transformers' models give it, and is the whole loss."""
         # Not a named argument: Trainer takes those with "label" in their names for columns of the data.
         shift_labels: Tensor | None = kwargs.pop("shift_labels", None)
+        given: dict[str, Any] = {} if shift_labels is None else {"shift_labels": shift_labels}
         if labels is not None and shift_labels is None:
             shift_labels = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
         if loss_only and shift_labels is None:
@@ -361,7 +363,11 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
         if not loss_only:
             keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             logits = self.lm_head(h_BTD[:, keep])
-        if shift_labels is not None:
+        if shift_labels is not None and (own := getattr(self, "_loss_function", None)) is not None:
+            given |= {"labels": labels, "num_items_in_batch": num_items_in_batch}
+            every = self.lm_head(h_BTD) if logits is None else logits
+            loss = own(logits=every, vocab_size=self.config.vocab_size, **given)
+        elif shift_labels is not None:
             if logits is None:
                 sums = self._loss_only(h_BTD, shift_labels, compiled_loss)
             else:
@@ -435,6 +441,8 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
             length += 0 if cache is None else int(cache.get_seq_length())
             new = doc_ids[:, -1:].expand(-1, max(0, length - doc_ids.shape[1]))
             inputs["doc_ids"] = torch.cat([doc_ids[:, :length], new], dim=1)
+        elif (cache := inputs.get(CACHE)) is not None and not torch.compiler.is_compiling():
+            check_documents(cache, None)
         return inputs
 
 

@@ -70,10 +70,11 @@ def refuse_unknown(settings: dict[str, Any], fields: Iterable[str]) -> None:
 
 PASSED_ON = (
     *("output_attentions", "output_hidden_states", "return_dict", "position_ids", "cu_seq_lens_k", "max_length_k"),
-    *("cache_position", "token_type_ids", "attention_instances"),
+    *("cache_position", "token_type_ids", "attention_instances", "logits_to_keep"),
 )
 """Further arguments of forward. The first six belong to every model of transformers; the borders of keys are those of
-queries, positions in a cache follow from the cache, there is one type of tokens; vLLM's attention takes the last."""
+queries, positions in a cache follow from the cache, there is one type of tokens; vLLM's attention takes the next, and
+the last is for the head: TRL passes it to both."""
 
 
 def check_arguments(arguments: dict[str, Any], known: Iterable[str]) -> dict[str, Any]:
@@ -83,7 +84,7 @@ def check_arguments(arguments: dict[str, Any], known: Iterable[str]) -> dict[str
     for name, value in arguments.items():
         if name not in PASSED_ON and value is not None and value is not off.get(name):
             raise unknown("argument of forward", name, [*known, *PASSED_ON], "Arguments of forward")
-    not_of_attention = ("cu_seq_lens_k", "max_length_k", "cache_position", "token_type_ids", *off)
+    not_of_attention = ("cu_seq_lens_k", "max_length_k", "cache_position", "token_type_ids", "logits_to_keep", *off)
     return {name: value for name, value in arguments.items() if name not in not_of_attention and value is not None}
 
 

@@ -96,7 +96,8 @@ def _run(
         *(x.stride(0) * size, x.stride(1) * size),
         *((0, 0) if dy is None else (dy.stride(0) * size, dy.stride(1) * size)),
     )
-    _launch(_function(direction, weight.shape[0], x.dtype), work, batch * -(-length // TOKENS), x.numel())
+    if blocks := batch * -(-length // TOKENS):
+        _launch(_function(direction, weight.shape[0], x.dtype), work, blocks, x.numel())
 
 
 def _launch(function: Any, work: np.ndarray, blocks: int, numbers: int) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from canonlm.core.errors import expected
 from canonlm.ops.context_parallel import Op, Span, on_whole_rows, own
 
 MIN_DOCUMENTS = 16
@@ -122,6 +123,25 @@ def read_mask(mask_BHTS: Tensor, past: int | Tensor, batch: int, time: int) -> t
     previous = previous_real(real)
     before = visible_BTS.gather(2, (first + previous.clamp(min=0))[..., None])[..., 0]
     return real, (real & (previous >= 0) & ~before).cumsum(-1)
+
+
+def token_columns(mask_BS: Tensor, past: int | Tensor, time: int) -> Tensor:
+    """A mask of cached and new tokens without the columns after them, which places of a static cache have.
+    ValueError if it is narrower. In the graph of a static cache, whose length is not known, the mask itself."""
+    if isinstance(past, Tensor) and torch.compiler.is_compiling():
+        return mask_BS
+    if mask_BS.shape[1] < (end := int(past) + time):
+        raise expected("attention_mask", f"{end} columns: cached tokens and new ones", mask_BS.shape[1])
+    return mask_BS[:, :end]
+
+
+def new_columns(x_BS: Tensor, past: int | Tensor, time: int) -> Tensor:
+    """The columns of the new tokens."""
+    return (
+        x_BS[:, past : past + time]
+        if isinstance(past, int)
+        else x_BS.index_select(1, past + torch.arange(time, device=x_BS.device))
+    )
 
 
 def previous_real(real_BT: Tensor) -> Tensor:
