@@ -1,6 +1,7 @@
-"""Final scores in the kept rows of a setting, of its seeds from FIRST_SEED on.
+"""Final scores in the kept rows of a setting, of its seeds from FIRST_SEED on: accuracies in percent, or a measure.
 
 python benchmarks/kept.py copying-micro first=all [SEED_SET [FIRST_SEED]]
+python benchmarks/kept.py text-micro loss_beyond 0 200
 """
 
 import csv
@@ -13,9 +14,10 @@ from canonlm.experiments.ledger import OWN_RESULTS
 
 
 def scores(
-    setting: str, slice_: str, seed_set: str = "0", first_seed: str = "0"
+    setting: str, score: str, seed_set: str = "0", first_seed: str = "0"
 ) -> dict[tuple[str, str, str], list[float]]:
-    """Accuracies at the end of training, in percent and ascending, by architecture, size and learning rate."""
+    """The accuracies on a slice, in percent, or a measure, at the end of training: ascending, by architecture, size and
+    learning rate."""
     with (OWN_RESULTS / f"{setting}.csv").open(newline="", encoding="utf-8") as file:
         fresh = (row for row in csv.DictReader(file) if row["split"] == "test")
         first = SEEDS_OF_A_SET * int(seed_set) + int(first_seed)
@@ -23,12 +25,12 @@ def scores(
     last = {row["run"]: row for row in sorted(rows, key=lambda row: int(row["step"]))}
     by_arm = defaultdict(list)
     for row in last.values():
-        counts = dict(part.rsplit(" ", 1) for part in row["slices"].split("; "))
-        correct, total = map(int, counts[slice_].split("/"))
-        by_arm[row["arch"], row["size"], row["lr"]].append(100 * correct / total)
+        values = dict(part.rsplit(" ", 1) for key in ("slices", "measures") for part in row[key].split("; ") if part)
+        correct, _, total = values[score].partition("/")
+        by_arm[row["arch"], row["size"], row["lr"]].append(100 * int(correct) / int(total) if total else float(correct))
     return {arm: sorted(values) for arm, values in sorted(by_arm.items())}
 
 
 if __name__ == "__main__":
     for arm, values in scores(*sys.argv[1:]).items():
-        print(*arm, "seeds", *(f"{value:.1f}" for value in values), "mean", f"{mean(values):.1f}", sep="\t")
+        print(*arm, "seeds", *(f"{value:.4g}" for value in values), "mean", f"{mean(values):.4g}", sep="\t")
