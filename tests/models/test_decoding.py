@@ -418,13 +418,12 @@ def test_doc_ids_must_cover_the_cache(model):
 @pytest.mark.parametrize("given", ["doc_ids", "seq_idx", "position_ids"])
 def test_cached_documents_must_be_given_again(small_model, given):
     """Attention would read all of them, and recurrences the last."""
-    model, tokens, filled = small_model(mixers=["gdn", "attention"], canon_set="A"), ids(1, 9), None
+    model, tokens = small_model(mixers=["gdn", "attention"], canon_set="A"), ids(1, 9)
     values = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]] if given == "position_ids" else [[3] * 4 + [5] * 5])
     with torch.no_grad():
-        for _ in range(2):  # what is read first decides, also after the cache has been emptied
-            filled = model(tokens[:, :8], use_cache=True, **{given: values[:, :8]})[CACHE]
-            with pytest.raises(ValueError, match="doc_ids: expected those of cached and new tokens, as several"):
-                model(tokens[:, 8:], past_key_values=filled)
+        filled = model(tokens[:, :8], use_cache=True, **{given: values[:, :8]})[CACHE]
+        with pytest.raises(ValueError, match="doc_ids: expected those of cached and new tokens, as several"):
+            model(tokens[:, 8:], past_key_values=filled)
         model(tokens[:, 8:], past_key_values=filled, doc_ids=torch.tensor([[0] * 4 + [1] * 5]))
         one = model(tokens[:, :4], use_cache=True, **{given: values[:, :4]})[CACHE]
         if given == "position_ids":
@@ -444,7 +443,7 @@ def test_cached_documents_must_be_given_again(small_model, given):
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_columns_of_a_mask(small_model, kind, cache):
     """A column for every token, and any number after them, as for the places of a static cache."""
-    model, tokens, filled = small_model(**FAMILIES[kind]), ids(2, 9), None
+    model, tokens = small_model(**FAMILIES[kind]), ids(2, 9)
     mask = (torch.arange(64) >= torch.tensor([[3], [0]])).long()
     expected, filled = whole(model, tokens, attention_mask=mask[:, :9]), CACHES[cache](model)
     with torch.no_grad():
