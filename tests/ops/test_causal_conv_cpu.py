@@ -169,6 +169,6 @@ def test_no_tokens(monkeypatch, batch, time):
     """An exception of a compiled kernel would only be printed."""
     printed = []
     monkeypatch.setattr("sys.unraisablehook", printed.append)
-    y, *gradients = results(ours, *case(0, batch, time, 5, 4, torch.float32, state=True))
+    y, *gradients = results(ours, *case(0, batch, time, 5, 4, torch.float32))
     assert (y.shape, printed) == ((batch, time, 5), [])
     assert not any(gradient.any() for gradient in gradients)
