@@ -72,3 +72,29 @@ def test_retrieval_against_the_best_linear_model():
 def test_verdicts(low, high, no_gain, verdict):
     test = TableTest(pairs="Llama", scores={}, no_gain=no_gain)
     assert Retest(test, "", (0.0,), low, high, 0, 0, "").verdict == verdict
+
+
+def _paper_rows() -> list[dict[str, str]]:
+    text = (files("canonlm.experiments.published") / "slimpajama.csv").read_text()
+    return list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
+
+
+def test_how_far_seeds_are_apart_is_counted():
+    """The paper names five scores that differ much; two that hardly do contradict that all are like them."""
+    seeds = [row for row in _paper_rows() if "seed" in row["variant"]]
+    assert len(seeds) == 8
+    for column, paper in listed()["C42"].tables[0].scores.items():
+        scores = [float(row[column]) for row in seeds]
+        retest = one("C42", f"{column}$")
+        assert retest.estimate == pytest.approx(max(scores) - min(scores))
+        assert not paper or round(retest.estimate, 1) == float(paper)
+        assert retest.verdict == ("supported" if paper else "contradicted")
+
+
+@pytest.mark.parametrize("column", ["2hop-0k", "2hop-1k"])
+def test_the_best_of_all_models_is_no_better_than_a_guess(column):
+    scores = [float(row[column]) for row in _paper_rows()]
+    retest = one("C44", column)
+    assert f"the best of {len(scores)} models" in retest.comparison
+    assert (retest.estimate, retest.unit, retest.verdict) == (max(scores), "% right", "supported")
+    assert 100 / 3 < max(scores) < 100 / 3 + 5

@@ -17,7 +17,7 @@ from canonlm.core.errors import unknown
 from canonlm.core.safe_yaml import read_yaml
 from canonlm.experiments import ledger, schema
 from canonlm.experiments.grid import Outcomes
-from canonlm.experiments.retests import TableTest, retests
+from canonlm.experiments.retests import RIGHT, TableTest, retests
 from canonlm.experiments.schema import Experiment, Scale
 from canonlm.experiments.verdicts import FASTER, Compared, State, Verdict, combined, judge, shares_right
 from canonlm.runs.rows import one_line
@@ -27,7 +27,6 @@ from canonlm.train.config import Settings
 STATES: tuple[State, ...] = ("supported", "supported in part", "contradicted", "undecided", "untested")
 
 FILE = Path(__file__).parent / "claims.yaml"
-RIGHT = "% right"
 
 
 class Enough(Settings):
@@ -260,18 +259,18 @@ def _published(number: str, entry: Listed) -> Claim:
             each.estimate,
             each.low,
             each.high,
-            "points" if not each.comparison.endswith("ppl") else "less perplexity",
+            each.unit,
             each.verdict,
-            f"{each.better} of {each.pairs} pairs" + (f"; {each.verdict}" if len(tests) > 1 else ""),
+            each.note + (f"; {each.verdict}" if len(tests) > 1 else ""),
         )
         for each in tests
     )
     reasons = [text for each in entry.tables for text in (each.confounder, each.note) if text]
     paper = "; ".join(dict.fromkeys(each.paper for each in tests if each.paper))
     state = combined([each.verdict for each in tests])
-    return Claim(
-        number, entry.text, state, "published tables, one seed", paper, estimates, "; ".join(dict.fromkeys(reasons))
-    )
+    seeds = "eight seeds" if any(each.spread for each in entry.tables) else "one seed"
+    source = f"published tables, {seeds}"
+    return Claim(number, entry.text, state, source, paper, estimates, "; ".join(dict.fromkeys(reasons)))
 
 
 def _counted(number: str, text: str, counted: Counted) -> Claim:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from canonlm.experiments.published import differing, published, slimpajama
+from canonlm.experiments.published import differing, published, seed_scores, slimpajama
 from canonlm.experiments.published.benchmarks import BENCHMARKS, LOWER_IS_BETTER
 from canonlm.runs.seed_statistics import t_factor, t_interval
 from canonlm.runs.table import QUESTION, paired
@@ -25,6 +25,7 @@ from canonlm.train.config import Settings
 if TYPE_CHECKING:
     from canonlm.experiments.verdicts import State
 
+RIGHT = "% right"
 FLAT = 1.0
 """Points: a gain within this of zero counts as none."""
 
@@ -32,11 +33,14 @@ NORM = "zeyuan_layernorm"
 
 
 class TableTest(Settings):
-    """Comparisons of published models: one of `pairs`, `seeds` and `families`, for each of `scores`."""
+    """Comparisons of published models: one of `pairs`, `seeds`, `spread`, `best` and `families`, for each of `scores`."""
 
     pairs: str = ""  # an architecture: its models with Canon layers against those without, at equal rates
     than: str = ""  # with `pairs`: another architecture, whose gains at equal sizes are subtracted
     seeds: str = ""  # an architecture: its variants with Canon layers at 1.3B against eight seeds of it without
+    spread: str = ""  # an architecture: how far its eight seeds at 1.3B are apart, without an interval
+    best: str = ""  # a name for all models of 1.3B: the highest score of any of them
+    within: list[float] = []  # with `spread` and `best`: the numbers that the claim means
     families: str = ""  # what `ours` and the best of `theirs` are: (architecture, Canon layers), at equal sizes
     ours: list[str] = []
     theirs: list[list[str]] = []
@@ -69,10 +73,23 @@ class Retest:
         return statistics.mean(self.gains)
 
     @property
+    def unit(self) -> str:
+        return RIGHT if self.test.best else "less perplexity" if self.comparison.endswith("ppl") else "points"
+
+    @property
+    def note(self) -> str:
+        if self.test.within:
+            return f"the claim means {self.test.within[0]:g} to {self.test.within[1]:g}; one number, no interval"
+        return f"{self.better} of {self.pairs} pairs"
+
+    @property
     def verdict(self) -> "State":
         """supported, contradicted or undecided. A confounder leaves every difference undecided."""
         if self.test.confounder:
             return "undecided"
+        if self.test.within:
+            least, most = self.test.within
+            return "supported" if least <= self.estimate <= most else "contradicted"
         if self.test.no_gain:
             outside = self.low > FLAT or self.high < -FLAT
             return "supported" if self.low > -FLAT and self.high < FLAT else "contradicted" if outside else "undecided"
@@ -87,6 +104,13 @@ def retests(test: TableTest) -> Iterator[Retest]:
             yield _pairs(test, column, paper)
         elif test.seeds:
             yield from _against_seeds(test, column)
+        elif test.spread:
+            seeds = seed_scores(column)
+            what = f"the highest of {len(seeds)} seeds of {test.spread} - the lowest, {column}"
+            yield _counted(test, what, max(seeds) - min(seeds), paper)
+        elif test.best:
+            scores = slimpajama().filter(*_is_of(column))["value"].to_list()
+            yield _counted(test, f"the best of {len(scores)} {test.best}, {column}", max(scores), paper)
         else:
             yield _between(test, column, paper)
 
@@ -116,14 +140,17 @@ def _gains(arch: str, column: str) -> pl.DataFrame:
 def _against_seeds(test: TableTest, column: str) -> Iterator[Retest]:
     """The paper's models of 1.3B with variants of the architecture and Canon layers, each against eight seeds without:
     the interval of one new run minus the mean of the seeds."""
-    rows = slimpajama().filter(*_is_of(column))
-    seeds = rows.filter(pl.col("seed").is_not_null())["value"].to_list()
+    rows, seeds = slimpajama().filter(*_is_of(column)), seed_scores(column)
     spread = t_factor(len(seeds)) * statistics.stdev(seeds) * math.sqrt(1 + 1 / len(seeds))
     variants = pl.col("model").str.starts_with(f"{test.seeds.removesuffix(')')} variant")
     for row in rows.filter(variants).iter_rows(named=True):
         gain = row["value"] - statistics.mean(seeds)
         comparison = f"{row['model']} - {len(seeds)} seeds of {test.seeds}, 1.3B, {column}"
         yield Retest(test, comparison, (gain,), gain - spread, gain + spread, int(gain > 0), 1, "")
+
+
+def _counted(test: TableTest, comparison: str, value: float, paper: str) -> Retest:
+    return Retest(test, comparison, (value,), value, value, 1, 1, paper)
 
 
 def _between(test: TableTest, column: str, paper: str) -> Retest:

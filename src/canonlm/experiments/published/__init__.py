@@ -24,7 +24,7 @@ from canonlm.runs.table import has_canon, results
 
 __all__ = [
     "AVERAGES", "BENCHMARKS", "GROUPS", "LOWER_IS_BETTER", "Benchmark", "Counterpart", "best", "counterpart", "curves",
-    "differing", "everything", "grids", "published", "references", "settings", "slimpajama", "table",
+    "differing", "everything", "grids", "published", "references", "seed_scores", "settings", "slimpajama", "table",
 ]  # fmt: skip
 
 SEED = 777  # of all 64 runs
@@ -73,6 +73,13 @@ def slimpajama() -> pl.DataFrame:
             "size": "1.3B", "tokens": 100_000_000_000, "seed": int(seed[1]) if seed else None,
         })  # fmt: skip
     return _long(pl.concat([pl.DataFrame(rows), wide.drop("arch", "variant")], how="horizontal"))
+
+
+def seed_scores(column: str) -> list[float]:
+    """The scores of those eight seeds. column: of the published tables, such as `LMB`."""
+    asked = BENCHMARKS[column]
+    seeds = slimpajama().filter(pl.col("seed").is_not_null())
+    return seeds.filter(task=asked.task, slice=asked.slice, metric=asked.metric)["value"].to_list()
 
 
 def grids() -> pl.DataFrame:

@@ -5,8 +5,7 @@ from functools import cache
 
 import polars as pl
 
-from canonlm.experiments.published import differing, slimpajama
-from canonlm.experiments.published.benchmarks import PERCENT
+from canonlm.experiments.published import differing, seed_scores
 
 NOTES = {
     "¹": "Not Canon alone: in these LlamaCanon models rotary embedding turns a quarter of the dimensions of each head "
@@ -46,9 +45,5 @@ def mark(model: str) -> str:
 
 
 def _seeds() -> str:
-    seeds = slimpajama().filter(pl.col("seed").is_not_null(), pl.col("unit") == PERCENT)
-    ranges = seeds.group_by("task", "slice").agg(pl.col("value").max() - pl.col("value").min())
-    range_by_question = {(task, slice): value for task, slice, value in ranges.iter_rows()}
-    shown = {"LMB": ("lambada_openai", "all"), "BoolQ": ("boolq", "all"), "Hella": ("hellaswag", "all"),
-               "1hop-4k": ("multihop", "1hop-4k")}  # fmt: skip
-    return ", ".join(f"{range_by_question[key]:.1f} ({name})" for name, key in shown.items())
+    seeds = {column: seed_scores(column) for column in ("LMB", "BoolQ", "Hella", "1hop-4k")}
+    return ", ".join(f"{max(scores) - min(scores):.1f} ({column})" for column, scores in seeds.items())
