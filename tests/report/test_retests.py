@@ -92,7 +92,7 @@ def test_how_far_seeds_are_apart_is_counted():
 
 
 @pytest.mark.parametrize("column", ["2hop-0k", "2hop-1k"])
-def test_the_best_of_all_models_is_no_better_than_a_guess(column):
+def test_the_best_of_all_models_does_not_do_better_than_a_guess(column):
     scores = [float(row[column]) for row in _paper_rows()]
     retest = one("C44", column)
     assert f"the best of {len(scores)} models" in retest.comparison

@@ -33,7 +33,7 @@ NORM = "zeyuan_layernorm"
 
 
 class TableTest(Settings):
-    """Comparisons of published models: one of `pairs`, `seeds`, `spread`, `best` and `families`, for each of `scores`."""
+    """Comparisons of published models, for each of `scores`: `pairs`, `seeds`, `spread`, `best` or `families`."""
 
     pairs: str = ""  # an architecture: its models with Canon layers against those without, at equal rates
     than: str = ""  # with `pairs`: another architecture, whose gains at equal sizes are subtracted

@@ -77,9 +77,9 @@ def slimpajama() -> pl.DataFrame:
 
 def seed_scores(column: str) -> list[float]:
     """The scores of those eight seeds. column: of the published tables, such as `LMB`."""
-    asked = BENCHMARKS[column]
+    benchmark = BENCHMARKS[column]
     seeds = slimpajama().filter(pl.col("seed").is_not_null())
-    return seeds.filter(task=asked.task, slice=asked.slice, metric=asked.metric)["value"].to_list()
+    return seeds.filter(task=benchmark.task, slice=benchmark.slice, metric=benchmark.metric)["value"].to_list()
 
 
 def grids() -> pl.DataFrame:

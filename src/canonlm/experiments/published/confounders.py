@@ -3,8 +3,6 @@
 from collections.abc import Collection
 from functools import cache
 
-import polars as pl
-
 from canonlm.experiments.published import differing, seed_scores
 
 NOTES = {
