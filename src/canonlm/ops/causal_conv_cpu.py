@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from canonlm.ops.causal_conv_plain import by_documents
-from canonlm.ops.compiled import is_exporting
+from canonlm.ops.compiled import cached_constant, is_exporting
 from canonlm.ops.derivatives import by_definition, differentiated_again, gradients
 
 MAX_KERNEL = 8
@@ -149,13 +149,8 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-@torch.compiler.assume_constant_result
+@cached_constant
 def has_numba() -> bool:
-    return _numba_imports()
-
-
-@functools.cache
-def _numba_imports() -> bool:
     try:
         import canonlm.ops.numba_conv  # noqa: F401
     except ImportError:

@@ -7,6 +7,7 @@ on nothing else, so threads may take blocks in any order.
 Imported when the first convolution runs; `causal_conv_cpu` calls it.
 """
 
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -65,7 +66,8 @@ class Lanes:
         if self.stored != "bfloat16":
             return self.store_sums(row, value)
         build = self.builder
-        bits = self.bits(value)  # the upper half, rounded to nearest, and to even between two
+        # The upper half of its bits, rounded to nearest, and to even between two.
+        bits = build.bitcast(value, self._kind(I32))
         is_odd = build.and_(build.lshr(bits, self.integer(16)), self.integer(1))
         upper = build.lshr(build.add(build.add(bits, self.integer(0x7FFF)), is_odd), self.integer(16))
         upper = build.select(build.fcmp_unordered("uno", value, value), self.integer(0x7FC0), upper)
@@ -91,27 +93,7 @@ class Lanes:
         return ir.VectorType(scalar, self.width) if self.width > 1 else scalar
 
     def integer(self, value: int) -> Any:
-        return self._constant(I32, value)
-
-    def constant(self, value: float) -> Any:
-        return self._constant(self.real, value)
-
-    def bits(self, value: Any) -> Any:
-        """The bits of float32 numbers."""
-        return self.builder.bitcast(value, self._kind(I32))
-
-    def filled_with(self, number: Any) -> Any:
-        """A number known at run time, in all lanes."""
-        if self.width == 1:
-            return number
-        vector = self.builder.insert_element(
-            ir.Constant(self._kind(self.real), ir.Undefined), number, ir.Constant(I32, 0)
-        )
-        zeros = ir.Constant(self._kind(I32), [0] * self.width)
-        return self.builder.shuffle_vector(vector, vector, zeros)
-
-    def _constant(self, scalar: Any, value: float) -> Any:
-        return ir.Constant(self._kind(scalar), [value] * self.width if self.width > 1 else value)
+        return ir.Constant(self._kind(I32), [value] * self.width if self.width > 1 else value)
 
     def _load(self, row: Any, scalar: Any) -> Any:
         value = self.builder.load(self._place(row, scalar))
@@ -141,10 +123,8 @@ def over(builder: Any, channels: Any, stored: str) -> Iterable[Lanes]:
 
 def addresses(builder: Any, table: Any, *counts: int) -> list[list[Any]]:
     """The rows that `table` lists, in lists of these lengths."""
-    places = iter(range(sum(counts)))
-    return [
-        [builder.load(builder.gep(table, [ir.Constant(I64, next(places))])) for _ in range(count)] for count in counts
-    ]
+    rows = (builder.load(builder.gep(table, [ir.Constant(I64, place)])) for place in itertools.count())
+    return [list(itertools.islice(rows, count)) for count in counts]
 
 
 @intrinsic(prefer_literal=True)
