@@ -3,6 +3,7 @@ The kernels here are ours on a CPU, damaged on purpose."""
 
 import json
 import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,24 +11,20 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from canonlm.ops import gated_delta_rule, gated_linear_attention, selftest, ssd
-from canonlm.ops.selftest import Kernel, attempt, judge, known
+from canonlm.ops.selftest import as_form, attempt, judge, known
 
 MODULES = {"gla": gated_linear_attention, "delta rule": gated_delta_rule, "ssd": ssd}
 CPU = torch.device("cpu")
 CHUNKED = {
-    "gla": lambda q, k, v, g, state, doc_ids: gated_linear_attention.gated_linear_attention_chunked(
-        q, k, v, g, state_BJKV=state, doc_ids_BT=doc_ids
-    ),
-    "delta rule": lambda q, k, v, g, beta, state, doc_ids: gated_delta_rule.gated_delta_rule_chunked(
-        q, k, v, g, beta, state_BHKV=state, doc_ids_BT=doc_ids
-    ),
-    "ssd": lambda x, dt, A, B, C, state, doc_ids: ssd.ssd_chunked(x, dt, A, B, C, state_BHPN=state, doc_ids_BT=doc_ids),
+    "gla": as_form(gated_linear_attention.gated_linear_attention_chunked, "state_BJKV"),
+    "delta rule": as_form(gated_delta_rule.gated_delta_rule_chunked, "state_BHKV"),
+    "ssd": as_form(ssd.ssd_chunked, "state_BHPN"),
 }
 
 
 def kernel(name, fast=None):
     real = MODULES[name].KERNEL
-    return Kernel(f"a {name}", fast or CHUNKED[name], real.definition, real.inputs, real.wide)
+    return replace(real, name=f"a {name}", fast=fast or CHUNKED[name])
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ from canonlm.ops import fla
 from canonlm.ops.autocast import outside_autocast
 from canonlm.ops.channel_decays import Decayed, decay_in_blocks, scores_backward, write_scores
 from canonlm.ops.chunks import decays, derivatives, from_chunks, pad_to_chunks, save_inputs, segments, starts, to_chunks
-from canonlm.ops.selftest import SHAPE, Inputs, Kernel, judge, log_decays, normal, states
+from canonlm.ops.selftest import SHAPE, Inputs, Kernel, as_form, judge, log_decays, normal, states
 from canonlm.ops.steps import by_steps, run_steps
 from canonlm.ops.varlen import Documents, as_documents
 
@@ -370,9 +370,7 @@ def _trial(name: str, by_channel: bool) -> Kernel:
     return Kernel(
         f"fla {name}",
         lambda q, k, v, g, beta, state, doc_ids: _by_kernel(q, k, v, g, beta, None, state, as_documents(doc_ids)),
-        lambda q, k, v, g, beta, state, doc_ids: gated_delta_rule_recurrent(
-            q, k, v, g, beta, state_BHKV=state, doc_ids_BT=doc_ids
-        ),
+        as_form(gated_delta_rule_recurrent, "state_BHKV"),
         inputs,
         wide=("g", "beta"),
     )

@@ -27,7 +27,7 @@ from canonlm.ops.chunks import (
     starts,
     to_chunks,
 )
-from canonlm.ops.selftest import SHAPE, Inputs, Kernel, judge, log_decays, normal, states
+from canonlm.ops.selftest import SHAPE, Inputs, Kernel, as_form, judge, log_decays, normal, states
 from canonlm.ops.steps import by_steps, run_steps
 from canonlm.ops.varlen import Documents, as_documents
 
@@ -241,9 +241,7 @@ def _trial_inputs(generator: torch.Generator, width: int) -> Inputs:
 KERNEL = Kernel(
     "fla chunk_gla",
     lambda q, k, v, g, state, doc_ids: _by_kernel(q, k, v, g, None, state, as_documents(doc_ids)),
-    lambda q, k, v, g, state, doc_ids: gated_linear_attention_recurrent(
-        q, k, v, g, state_BJKV=state, doc_ids_BT=doc_ids
-    ),
+    as_form(gated_linear_attention_recurrent, "state_BJKV"),
     _trial_inputs,
     wide=("g",),
 )

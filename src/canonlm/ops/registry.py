@@ -4,17 +4,17 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from canonlm.ops import fla, gated_delta_rule, gated_linear_attention, packed_attention, ssd
 from canonlm.ops.causal_conv import causal_conv, conv_state
 from canonlm.ops.kernels import api, dispatch
-from canonlm.ops.selftest import LIMITS, Errors, Kernel, attempt, record, recorded
+from canonlm.ops.selftest import LIMITS, Errors, Kernel, as_form, attempt, record, recorded
 
 
 class Form(NamedTuple):
@@ -111,36 +111,19 @@ _TRITON = {
     "gated step": "decoding",
     "normed step": "decoding",
 }
-_FLA = (
-    (gated_linear_attention.KERNEL, "GLA"),
-    (gated_delta_rule.KERNEL, "Gated DeltaNet, DeltaProduct"),
-    (gated_delta_rule.CHANNEL_KERNEL, "Kimi Delta Attention"),
-    (ssd.KERNEL, "Mamba2, retention"),
+_GLA = as_form(gated_linear_attention.gated_linear_attention_chunked, "state_BJKV")
+_DELTA_RULE = as_form(gated_delta_rule.gated_delta_rule_chunked, "state_BHKV")
+_SSD = as_form(ssd.ssd_chunked, "state_BHPN")
+_RECURRENCES = (  # fla's kernel, who uses it, and our form in chunks
+    (gated_linear_attention.KERNEL, "GLA", "gated linear attention", _GLA),
+    (gated_delta_rule.KERNEL, "Gated DeltaNet, DeltaProduct", "gated delta rule", _DELTA_RULE),
+    (gated_delta_rule.CHANNEL_KERNEL, "Kimi Delta Attention", "gated delta rule by channel", _DELTA_RULE),
+    (ssd.KERNEL, "Mamba2, retention", "state-space duality", _SSD),
 )
-
-
-def _gla(q, k, v, g, state, doc_ids):
-    return gated_linear_attention.gated_linear_attention_chunked(q, k, v, g, state_BJKV=state, doc_ids_BT=doc_ids)
-
-
-def _delta_rule(q, k, v, g, beta, state, doc_ids):
-    return gated_delta_rule.gated_delta_rule_chunked(q, k, v, g, beta, state_BHKV=state, doc_ids_BT=doc_ids)
-
-
-def _ssd(x, dt, A, B, C, state, doc_ids):
-    return ssd.ssd_chunked(x, dt, A, B, C, state_BHPN=state, doc_ids_BT=doc_ids)
-
-
-_PAIRS: list[tuple[str, Callable[..., tuple[Tensor, Tensor]]]] = [
-    ("gated linear attention", _gla),
-    ("gated delta rule", _delta_rule),
-    ("gated delta rule by channel", _delta_rule),
-    ("state-space duality", _ssd),
+_FLA = [(kernel, used_for) for kernel, used_for, *_ in _RECURRENCES]
+_CHUNKED = [
+    (replace(kernel, name=f"{name}, in chunks", fast=fast), used_for) for kernel, used_for, name, fast in _RECURRENCES
 ]
-_CHUNKED = tuple(
-    (Kernel(f"{name}, in chunks", fast, kernel.definition, kernel.inputs, kernel.wide), used_for)
-    for (name, fast), (kernel, used_for) in zip(_PAIRS, _FLA, strict=True)
-)
 
 
 def _conv(x, taps, state, doc_ids):
@@ -148,8 +131,4 @@ def _conv(x, taps, state, doc_ids):
     return y, conv_state(x, taps.shape[-1], doc_ids_BT=doc_ids, state_BCK=state)
 
 
-def _conv_definition(x, taps, state, doc_ids):
-    return dispatch.canon_by_token(x, taps, state, doc_ids, residual=False)
-
-
-CONV = Kernel("causal convolution", _conv, _conv_definition, dispatch.conv_inputs)
+CONV = Kernel("causal convolution", _conv, partial(dispatch.canon_by_token, residual=False), dispatch.conv_inputs)

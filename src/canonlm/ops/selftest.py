@@ -229,6 +229,11 @@ def _documents() -> Tensor:
     return ids
 
 
+def as_form(op: Callable[..., tuple[Tensor, Tensor]], state_name: str) -> Callable[..., tuple[Tensor, Tensor]]:
+    """A recurrence, called as a `Kernel` calls its forms. state_name: of its argument for the state."""
+    return lambda state, doc_ids, **inputs: op(*inputs.values(), **{state_name: state}, doc_ids_BT=doc_ids)
+
+
 def states(generator: torch.Generator, width: int) -> Tensor:
     """Random states before the first tokens: `[rows, heads, width, width]`."""
     return normal(generator, SHAPE[0], SHAPE[2], width, width)

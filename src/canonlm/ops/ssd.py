@@ -25,7 +25,7 @@ from canonlm.ops.chunks import (
     starts,
     to_chunks,
 )
-from canonlm.ops.selftest import SHAPE, Inputs, Kernel, judge, log_decays, normal, states
+from canonlm.ops.selftest import SHAPE, Inputs, Kernel, as_form, judge, log_decays, normal, states
 from canonlm.ops.steps import by_steps, run_steps
 from canonlm.ops.varlen import Documents, as_documents
 
@@ -278,7 +278,7 @@ def _trial_inputs(generator: torch.Generator, width: int) -> Inputs:
 KERNEL = Kernel(
     "fla chunk_simple_gla",
     lambda x, dt, A, B, C, state, doc_ids: _by_kernel(x, dt, A, B, C, state, as_documents(doc_ids)),
-    lambda x, dt, A, B, C, state, doc_ids: ssd_recurrent(x, dt, A, B, C, state_BHPN=state, doc_ids_BT=doc_ids),
+    as_form(ssd_recurrent, "state_BHPN"),
     _trial_inputs,
     wide=("dt", "A"),
 )
