@@ -152,7 +152,7 @@ def run_step(
     taps: Sequence[Tensor],
     biases: Sequence[Tensor],
     state: Tensor,
-    real: Tensor | None,
+    mask: Tensor | None,
     ys: Sequence[Tensor],
     *,
     residual: bool,
@@ -164,9 +164,9 @@ def run_step(
     kernel, batch, sizes = taps[0].shape[-1], xs[0].shape[0], tuple(x.shape[-1] for x in xs)
     launch = launch_of("step", xs[0].device, kernel, batch, 1, sum(sizes))
     step[within_limits(sum(-(-size // launch.channels) for size in sizes), batch)](
-        tuple(xs), tuple(taps), tuple(biases) or tuple(taps), state, *or_any(state, real), tuple(ys), sizes,
-        strides(xs, 0), state.stride(0), 0 if real is None else real.stride(0), scale,
-        kernel, bool(biases), real is not None, residual, act, launch.channels, num_warps=launch.warps,
+        tuple(xs), tuple(taps), tuple(biases) or tuple(taps), state, *or_any(state, mask), tuple(ys), sizes,
+        strides(xs, 0), state.stride(0), 0 if mask is None else mask.stride(0), scale,
+        kernel, bool(biases), mask is not None, residual, act, launch.channels, num_warps=launch.warps,
     )  # fmt: skip
 
 
@@ -175,7 +175,7 @@ def run_gated_step(
     up: Tensor,
     taps: Sequence[Tensor],
     state: Tensor,
-    real: Tensor | None,
+    mask: Tensor | None,
     *,
     residual: bool,
     act: int,
@@ -186,9 +186,9 @@ def run_gated_step(
     y = gate.new_empty(gate.shape)
     launch = launch_of("gated_step", gate.device, kernel, batch, 1, channels)
     gated_step[within_limits(-(-channels // launch.channels), batch)](
-        gate, up, gate_taps, up_taps, state, *or_any(state, real), y, channels, gate.stride(0), up.stride(0),
-        state.stride(0), 0 if real is None else real.stride(0), scale,
-        kernel, real is not None, residual, act, launch.channels, num_warps=launch.warps,
+        gate, up, gate_taps, up_taps, state, *or_any(state, mask), y, channels, gate.stride(0), up.stride(0),
+        state.stride(0), 0 if mask is None else mask.stride(0), scale,
+        kernel, mask is not None, residual, act, launch.channels, num_warps=launch.warps,
     )  # fmt: skip
     return y
 
@@ -199,7 +199,7 @@ def run_normed_step(
     eps: float,
     taps: Tensor,
     state: Tensor,
-    real: Tensor | None,
+    mask: Tensor | None,
     *,
     residual: bool,
     scale: float,
@@ -209,8 +209,8 @@ def run_normed_step(
     y = x.new_empty(x.shape)
     launch = launch_of("normed_step", x.device, kernel, batch, 1, channels)
     normed_step[within_limits(-(-channels // launch.channels), batch)](
-        x, weight, taps, state, *or_any(state, real), y, channels, x.stride(0), state.stride(0),
-        0 if real is None else real.stride(0), eps, scale,
-        kernel, real is not None, residual, launch.channels, 1 << (channels - 1).bit_length(), num_warps=launch.warps,
+        x, weight, taps, state, *or_any(state, mask), y, channels, x.stride(0), state.stride(0),
+        0 if mask is None else mask.stride(0), eps, scale,
+        kernel, mask is not None, residual, launch.channels, 1 << (channels - 1).bit_length(), num_warps=launch.warps,
     )  # fmt: skip
     return y
