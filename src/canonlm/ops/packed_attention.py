@@ -81,11 +81,9 @@ def _dtype(x: Tensor) -> torch.dtype:
 
 
 def _by_kernel(q, k, v, state, doc_ids):
-    return _with_state(packed_attention(q, k, v, documents_of(_some(doc_ids, q))), state)
-
-
-def _some(doc_ids: Tensor | None, q: Tensor) -> Tensor:
-    return torch.zeros(q.shape[:2], dtype=torch.long, device=q.device) if doc_ids is None else doc_ids
+    if doc_ids is None:
+        doc_ids = torch.zeros(q.shape[:2], dtype=torch.long, device=q.device)
+    return _with_state(packed_attention(q, k, v, documents_of(doc_ids)), state)
 
 
 def _with_state(y_BTHE: Tensor, state_BHE: Tensor | None) -> tuple[Tensor, Tensor]:

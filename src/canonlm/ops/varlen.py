@@ -156,7 +156,10 @@ def has_gaps(real_BT: Tensor, after: bool) -> bool:
     the device; a graph that is compiled serves both cases."""
     if real_BT.shape[1] == 1:
         return False
-    return torch.compiler.is_compiling() or bool((_past_the_first(real_BT, after) & _some_later(real_BT)).any())
+    if torch.compiler.is_compiling():
+        return True
+    some_later_BT = real_BT.flip(1).cumsum(1).flip(1) > 0
+    return bool((_past_the_first(real_BT, after) & some_later_BT).any())
 
 
 def has_padding_after(real_BT: Tensor, after: bool) -> bool:
@@ -166,10 +169,6 @@ def has_padding_after(real_BT: Tensor, after: bool) -> bool:
 
 def _past_the_first(real_BT: Tensor, after: bool) -> Tensor:
     return ~real_BT if after else ~real_BT & (real_BT.cumsum(1) > 0)
-
-
-def _some_later(real_BT: Tensor) -> Tensor:
-    return real_BT.flip(1).cumsum(1).flip(1) > 0
 
 
 def real_first(real_BT: Tensor) -> tuple[Tensor, Tensor]:

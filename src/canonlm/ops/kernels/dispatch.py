@@ -4,6 +4,7 @@ A kernel is tried once (`ops/selftest.py`) for each dtype in use. A wrong kernel
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -96,17 +97,12 @@ def _conv_silu(x, taps, bias, state, doc_ids):
     return y, after
 
 
-def _silu_by_token(x, taps, bias, state, doc_ids):
-    return canon_by_token(x, taps, state, doc_ids, bias=bias, residual=False, activation=True)
+_silu_by_token = partial(canon_by_token, residual=False, activation=True)
 
 
 def _several(x, y, taps, y_taps, state, doc_ids):
     both, after = _with_reference_gradient(CANON, ([x, y], [taps, y_taps]), [x, y], state, doc_ids)
     return _joined(both), after
-
-
-def _several_steps(x, y, taps, y_taps, state, doc_ids):
-    return _steps(CANON, [x, y], ([taps, y_taps],), state, doc_ids)
 
 
 def _several_by_token(x, y, taps, y_taps, state, doc_ids):
@@ -117,23 +113,17 @@ def _gated(x, y, taps, y_taps, state, doc_ids):
     return _with_reference_gradient(GATED, (x, y, [taps, y_taps]), [x, y], state, doc_ids)
 
 
-def _gated_steps(x, y, taps, y_taps, state, doc_ids):
-    return _steps(GATED, [x, y], ([taps, y_taps],), state, doc_ids)
+def _pair_steps(forms: Forms, x, y, taps, y_taps, state, doc_ids):
+    return _steps(forms, [x, y], ([taps, y_taps],), state, doc_ids)
+
+
+_several_steps, _gated_steps = partial(_pair_steps, CANON), partial(_pair_steps, GATED)
 
 
 def _gated_by_token(x, y, taps, y_taps, state, doc_ids):
     both, after = _several_by_token(x, y, taps, y_taps, state, doc_ids)
     gate, up = both.chunk(2, dim=-1)
     return silu(gate) * up, after
-
-
-def _as_tokens(x: Tensor, state: Tensor | None, doc_ids: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """For forms without a state: its inputs as tokens before `x`, and their documents."""
-    if state is None:
-        return x, doc_ids
-    if doc_ids is not None:
-        doc_ids = torch.cat([doc_ids[:, :1].expand(-1, state.shape[-1]), doc_ids], dim=1)
-    return torch.cat([state.mT.to(x), x], dim=1), doc_ids
 
 
 def _angles(x: Tensor, before: int) -> tuple[Tensor, Tensor]:
@@ -153,13 +143,14 @@ def _turned(y: Tensor) -> Tensor:
 
 def _rotary(x, y, taps, y_taps, state, doc_ids):
     """Two heads of each; the first one of `x` is rotated."""
-    both, time = torch.cat([x, y], dim=-1), x.shape[1]
-    after = conv_state(both, taps.shape[-1], doc_ids_BT=doc_ids, state_BCK=state)
-    both, doc_ids = _as_tokens(both, state, doc_ids)
-    table = _angles(both, both.shape[1] - time)
-    reach = reach_of(doc_ids)
+    both, kernel = torch.cat([x, y], dim=-1), taps.shape[-1]
+    after = conv_state(both, kernel, doc_ids_BT=doc_ids, state_BCK=state)
+    both = torch.cat([state.mT.to(x), both], dim=1)  # a form without a state: these are tokens, too
+    if doc_ids is not None:
+        doc_ids = torch.cat([doc_ids[:, :1].expand(-1, kernel), doc_ids], dim=1)
+    table, reach = _angles(both, kernel), reach_of(doc_ids)
     ys = rotary(both.chunk(2, dim=-1), [taps, y_taps], *table, [1, 0], x.shape[-1] // 2, reach=reach)
-    return _joined(ys)[:, -time:], after
+    return _joined(ys)[:, kernel:], after
 
 
 def _rotary_by_token(x, y, taps, y_taps, state, doc_ids):

@@ -12,32 +12,22 @@ MAX_KERNEL = 8
 PAD = 8
 
 
-def reach_of(
-    doc_ids_BT: Tensor | None = None, mask_BT: Tensor | None = None, *, cu_seqlens: Tensor | None = None, time: int = 0
-) -> Tensor | None:
+def reach_of(doc_ids_BT: Tensor | None = None, mask_BT: Tensor | None = None) -> Tensor | None:
     """`reach` of documents and padding; None if there are neither.
 
     Args:
         doc_ids_BT: `[B, T]` integers; where they change a document begins.
         mask_BT: `[B, T]`, 0 at padding.
-        cu_seqlens: `[n + 1]` integers, where the documents of one packed row of `time` tokens begin, and its end
-            (which may be repeated); instead of `doc_ids_BT`.
     """
-    begins = None
-    if cu_seqlens is not None:
-        begins = torch.zeros(1, time + 1, dtype=torch.bool, device=cu_seqlens.device)
-        begins = begins.index_fill(1, cu_seqlens[1:-1].long(), True)[:, :time]
-    elif doc_ids_BT is not None:
+    if doc_ids_BT is not None:
         begins = torch.nn.functional.pad(doc_ids_BT[:, 1:] != doc_ids_BT[:, :-1], (1, 0))
-    if begins is None and mask_BT is None:
-        return None
-    if begins is None:
-        assert mask_BT is not None
-        reach = torch.full(mask_BT.shape, MAX_KERNEL - 1, dtype=torch.int8, device=mask_BT.device)
-    else:
         steps = torch.arange(begins.shape[1], device=begins.device).expand_as(begins)
         since = steps - torch.where(begins, steps, -MAX_KERNEL).cummax(1).values
         reach = since.clamp(max=MAX_KERNEL - 1).to(torch.int8)
+    elif mask_BT is not None:
+        reach = torch.full(mask_BT.shape, MAX_KERNEL - 1, dtype=torch.int8, device=mask_BT.device)
+    else:
+        return None
     return (reach if mask_BT is None else torch.where(mask_BT == 0, reach + PAD, reach)).contiguous()
 
 

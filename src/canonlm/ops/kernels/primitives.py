@@ -196,7 +196,7 @@ def sigmoid(x):
 
 @triton.jit
 def act(x, ACT: tl.constexpr):
-    """An activation, by its number in `ACTIVATIONS` (door.py)."""
+    """An activation, by its number in `ACTIVATIONS` (api.py)."""
     if ACT == 1:
         return x * sigmoid(x)
     elif ACT == 2:

@@ -181,12 +181,8 @@ def run_forward(
     scale: float,
 ) -> list[Tensor]:
     """The results, `[B, T, C_i]`, of which the first `rotated_i` heads are rotated."""
-    xs, taps, cos, sin = (
-        [rowwise(x) for x in xs],
-        [tap.contiguous() for tap in taps],
-        cos.contiguous(),
-        sin.contiguous(),
-    )
+    xs, taps = [rowwise(x) for x in xs], [tap.contiguous() for tap in taps]
+    cos, sin = cos.contiguous(), sin.contiguous()
     batch, time, _ = xs[0].shape
     kernel, sizes = taps[0].shape[-1], tuple(x.shape[2] for x in xs)
     ys = [x.new_empty(x.shape) for x in xs]
