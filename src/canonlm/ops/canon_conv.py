@@ -62,23 +62,16 @@ def canon_conv(
 
 
 def gated_conv(
-    gate: Tensor,
-    up: Tensor,
-    convs: Sequence[Conv],
-    act: Callable[[Tensor], Tensor],
-    layout: Layout,
-    state: State = NONE,
-    *,
-    name: str = "",
-) -> tuple[Tensor, Tensor | None]:
-    """act(conv(gate)) * conv(up), and the state. name: by which kernels know the activation; "": they do not."""
+    gate: Tensor, up: Tensor, convs: Sequence[Conv], act: str, layout: Layout, state: State = NONE
+) -> tuple[Tensor, Tensor | None] | None:
+    """act(conv(gate)) * conv(up), and the state, in one pass; None: no kernel does. act: its name."""
     xs = gate, up
-    plain = name and not has_gaps(layout, xs) and all(map(_only_convolves, convs))
-    if plain and not _needs_gradient(state) and (how := _launch("gated", xs, convs)) is not None:
-        del how["biases"]
-        return _run(GATED, xs, how | {"activation": name}, xs, layout, state)
-    [gate, up], after = canon_conv(xs, convs, layout, state)
-    return act(gate) * up, after
+    if _needs_gradient(state) or has_gaps(layout, xs) or not all(map(_only_convolves, convs)):
+        return None
+    if (how := _launch("gated", xs, convs)) is None:
+        return None
+    del how["biases"]
+    return _run(GATED, xs, how | {"activation": act}, xs, layout, state)
 
 
 def rotary_convs(
@@ -104,28 +97,18 @@ def rotary_convs(
 
 
 def normed_conv(
-    x: Tensor,
-    branch: Tensor | None,
-    norm: Callable[[Tensor], Tensor],
-    conv: Conv,
-    layout: Layout,
-    state: State = NONE,
-    *,
-    weight: Tensor | None = None,
-    eps: float = 0.0,
-) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
-    """s = x + branch (or x) and conv(norm(s)), and the state. weight, eps: of the norm if it is an RMSNorm."""
-    plain = weight is not None and runs_on(x) and not has_gaps(layout, [x]) and _only_convolves(conv)
-    plain = plain and fits_normed(x.shape[-1], conv.taps.shape[-1])
-    if plain and not _needs_gradient(state) and (how := _launch("normed", [x], [conv])) is not None:
-        del how["biases"], how["activation"]
-        [how["taps"]] = how["taps"]
-        if branch is not None and torch.promote_types(x.dtype, branch.dtype) != x.dtype:
-            x, branch = x + branch, None
-        return _run(NORMED, (x, branch, weight, eps), how, [x], layout, state)
-    s = x if branch is None else x + branch
-    [y], after = canon_conv([norm(s)], [conv], layout, state)
-    return (s, y), after
+    x: Tensor, branch: Tensor | None, weight: Tensor, eps: float, conv: Conv, layout: Layout, state: State = NONE
+) -> tuple[tuple[Tensor, Tensor], Tensor | None] | None:
+    """s = x + branch (or x) and conv(rms_norm(s) * weight), and the state, in one pass; None: no kernel does."""
+    if _needs_gradient(state) or has_gaps(layout, [x]) or not _only_convolves(conv):
+        return None
+    if not fits_normed(x.shape[-1], conv.taps.shape[-1]) or (how := _launch("normed", [x], [conv])) is None:
+        return None
+    del how["biases"], how["activation"]
+    [how["taps"]] = how["taps"]
+    if branch is not None and torch.promote_types(x.dtype, branch.dtype) != x.dtype:
+        x, branch = x + branch, None
+    return _run(NORMED, (x, branch, weight, eps), how, [x], layout, state)
 
 
 def for_kernels(layout: Layout, x: Tensor) -> Layout:
