@@ -3,6 +3,7 @@
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import definition
 import pytest
 import torch
 from hypothesis import strategies as st
@@ -67,6 +68,12 @@ class Case:
     @property
     def pasts(self):
         return [None] * len(self.xs) if self.past is None else list(self.past.split(self.sizes, dim=1))
+
+    def final_state(self):
+        """By definition, `[B, sum of C, K]`."""
+        pairs = zip(self.xs, self.pasts, strict=True)
+        states = [definition.final_state(x, self.kernel, past, self.doc_ids, self.mask) for x, past in pairs]
+        return torch.cat(states, dim=1)
 
     def how(self):
         return {"residual": self.residual, "activation": self.activation, "scale": self.scale}
