@@ -127,15 +127,16 @@ def test_draws_are_a_function_of_the_seed(workdir, capsys):
     assert output_of(capsys, "words", "Once", "--max-tokens", "20") not in texts
 
 
-@pytest.mark.parametrize("kind", ["text", "jsonl"])
+@pytest.mark.parametrize("kind", ["text", "windows", "jsonl"])
 def test_a_file_of_prompts(workdir, capsys, kind):
     prompts = ["Once upon a time", "é", "a longer one, that goes on and on", "x"]
-    if kind == "text":
-        (workdir / "file.txt").write_text("\n".join([*prompts[:2], "", *prompts[2:]]) + "\n", encoding="utf-8")
+    if kind != "jsonl":
+        end = "\r\n" if kind == "windows" else "\n"
+        (workdir / "file.txt").write_bytes((end.join([*prompts[:2], "", *prompts[2:]]) + end).encode())
     else:
         rows = [{"id": index, "prompt": prompt} for index, prompt in enumerate(prompts)]
         (workdir / "file.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    file = "file.txt" if kind == "text" else "file.jsonl"
+    file = "file.jsonl" if kind == "jsonl" else "file.txt"
     arguments = ("words", "--prompts", file, "--out", "made/answers.jsonl", "--max-tokens", "9", "--stop", "e")
     assert output_of(capsys, *arguments) == "4 prompts answered: made/answers.jsonl\n"
     answers = [json.loads(line) for line in (workdir / "made" / "answers.jsonl").read_text("utf-8").splitlines()]

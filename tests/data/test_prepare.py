@@ -120,8 +120,9 @@ def test_a_text_file_is_a_document_and_patterns_select_files(tmp_path):
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / name).write_bytes(text.encode())
     (tmp_path / "in" / "f.txt.gz").write_bytes(gzip.compress(b"zipped"))
+    (tmp_path / "in" / "g.txt").write_bytes(b"\xef\xbb\xbfmarked")
     run(tmp_path / "1", tmp_path / "in")
-    assert documents(tmp_path / "1", "train") == ["ten", "two\r\n", "", "zipped"]
+    assert documents(tmp_path / "1", "train") == ["ten", "two\r\n", "", "zipped", "marked"]
     run(tmp_path / "2", tmp_path / "in", glob="*.py", exclude=["test*"])
     assert documents(tmp_path / "2", "train") == ["import a"]
     run(tmp_path / "3", tmp_path / "in/d.md", tmp_path / "in/**/*.py")  # in the order given; a glob's files sorted

@@ -3,12 +3,14 @@
 import json
 import re
 import shutil
+from copy import deepcopy
 
 import huggingface_hub
 import pytest
 import torch
 import transformers
 from saved_runs import OF_COPYING, OF_TEXT, SIZES, logits_of, save_run
+from tokenizers.normalizers import Lowercase
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM
@@ -18,7 +20,7 @@ from canonlm.data.tokenizers import load
 from canonlm.models.build import wrap
 from canonlm.models.config import OF_EXPERTS
 from canonlm.models.published import save_published
-from canonlm.suites.load_model import as_in_training, fingerprint, open_model
+from canonlm.suites.load_model import as_in_training, checksum, fingerprint, open_model
 from canonlm.train.checkpoint import path_of
 
 
@@ -207,6 +209,30 @@ def test_fingerprints_of_different_models_differ(place):
     assert fingerprint(model) == before
     model.config.rope_theta = 5.0
     assert fingerprint(model) != before
+
+
+def test_a_checksum_counts_every_number_the_whole_tokenizer_and_the_end_tokens():
+    model, words = CanonLMForCausalLM(CanonLMConfig(**SIZES)), as_in_training(*load("bytes"))
+    before = checksum(model, words)
+    assert checksum(model, words) == before != checksum(model, None)
+
+    def changed(change):
+        others = deepcopy((model, words))
+        change(*others)
+        return checksum(*others)
+
+    def weights(change):
+        return lambda model, words: change(model.get_input_embeddings().weight.data)
+
+    changes = [
+        weights(lambda rows: rows[7, 3:4].copy_(rows[7, 3:4].nextafter(torch.tensor(9.0)))),
+        weights(lambda rows: rows.copy_(rows.flip(0))),
+        lambda model, words: setattr(words.backend_tokenizer, "normalizer", Lowercase()),
+        lambda model, words: setattr(words, "bos_token", "a"),
+        lambda model, words: setattr(model.generation_config, "eos_token_id", [5, 6]),
+    ]
+    assert len({before, *map(changed, changes)}) == len(changes) + 1
+    assert changed(lambda model, words: model.bfloat16()) == changed(lambda model, words: model.bfloat16())
 
 
 @pytest.fixture

@@ -151,6 +151,9 @@ def test_another_model_and_a_damaged_file_are_refused(tmp_path):
     for other in ({"fingerprint": "f2"}, {"tokenizer": "t2"}):
         with pytest.raises(ValueError, match=r"--out: expected a folder without results.* it has those of a/run, got"):
             Results(tmp_path, {**ABOUT, **other})
+    Results(tmp_path, {**ABOUT, "checksum": "c1"}).add("sums", "sums", {}, [], 0)  # earlier versions had none
+    with pytest.raises(ValueError, match=r"it has those of a/run, got"):
+        Results(tmp_path, {**ABOUT, "checksum": "c2"})
     for text in ('{"model": ', "[]", '{"accuracy": 1}'):
         (tmp_path / "results.json").write_text(text)
         with pytest.raises(ValueError, match=r"--out: expected a folder whose results\.json can be read \(it cannot"):

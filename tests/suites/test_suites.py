@@ -3,12 +3,14 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM
 from canonlm.report.evals import SUITES
 from canonlm.suites import run as suites
+from canonlm.suites.generation import Writer
 from canonlm.suites.load_model import open_model
 from canonlm.suites.multihop import MultiHop
 from canonlm.suites.run import PromptOptions, plan, run
@@ -125,3 +127,47 @@ def test_a_model_without_a_tokenizer(subject, tmp_path):
 
 def test_every_suite_is_described():
     assert SUITES.keys() == suites.SUITES.keys()
+
+
+def test_a_task_file_of_yours_is_known_by_all_that_it_names(tmp_path, monkeypatch):
+    """Its data, its code, and what it includes; as for a folder of task files."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tasks").mkdir()
+    files = {name: tmp_path / name for name in ("tasks/a.yaml", "tasks/base.yaml", "tasks/code.py", "data.jsonl")}
+    for file in files.values():
+        file.write_text("x")
+    files["tasks/a.yaml"].write_text(
+        "include: base.yaml\ndata_files: {test: data.jsonl}\ndoc_to_text: !function code.of\n"
+    )
+
+    def digests(**settings):
+        return suites._contents(SimpleNamespace(**settings), settings)
+
+    before, folder = digests(tasks=["piqa", "tasks/a.yaml"]), digests(include="tasks")
+    assert list(before) == ["tasks_sha256"]
+    for file in files.values():
+        content = file.read_text()
+        file.write_text(f"{content} ")
+        assert digests(tasks=["piqa", "tasks/a.yaml"]) != before
+        assert digests(include="tasks") != folder
+        file.write_text(content)
+    assert digests(tasks=["tasks/a.yaml"]) == before
+    assert digests(tasks=["piqa", "tasks", "mmlu_*"]) == digests(include="") == {}
+
+
+def test_the_name_of_a_special_token_in_a_text_of_yours_is_text(subject, tmp_path, monkeypatch):
+    """As in training. It would be token 256 of this tokenizer."""
+    seen = []
+
+    def written(self, prompts, order, max_new_tokens, stop):
+        seen.extend(prompts)
+        return ((index, "") for index in order)
+
+    monkeypatch.setattr(Writer, "_write", written)
+    (tmp_path / "my.txt").write_text("A ferry <bos> left. " * 90)
+    planned = plan("multihop", ["people=2", "n=2", "background=90", f"text={tmp_path / 'my.txt'}"])
+    run("multihop", planned, subject, PromptOptions(), tmp_path / "out", Log())
+    assert len(seen) == 2
+    for prompt in seen:
+        assert max(prompt) < 256
+        assert b"<bos>" in bytes(prompt)

@@ -2,17 +2,20 @@
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from tiny_models import make_decoder, make_tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from canonlm.cli import main
 from canonlm.data.tokenizers import load
 from canonlm.runs.answers import read_answers
-from canonlm.suites.load_model import as_in_training
+from canonlm.suites.load_model import Subject, as_in_training
+from canonlm.suites.text import TextSettings, documents, rows, scores
 
 TEXTS = ["abc", "one two three four five six", "grüße " * 9, "x" * 40, "the quick brown fox. " * 3]
 
@@ -103,3 +106,58 @@ def test_mistakes(folders, tmp_path, monkeypatch, capsys, words, message):
     assert main(["eval", *words, "--suite", "text"]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert message in line
+
+
+@pytest.fixture(scope="module")
+def words():
+    """A model, and a tokenizer that knows `<s>` and `</s>`."""
+    return Subject(make_decoder("llama"), make_tokenizer(), {"source": "tiny"})
+
+
+def nats_of(subject, ids, first):
+    """The nats of the tokens from number `first` on, in one forward."""
+    with torch.no_grad():
+        logits = subject.model.double()(torch.tensor([ids])).logits[0, :-1]
+    losses = -logits.log_softmax(-1)[range(len(ids) - 1), ids[1:]]
+    return losses[first - 1 :].sum().item()
+
+
+def test_the_name_of_a_special_token_in_a_document_is_text(words):
+    text = "<s>The ferry</s> leaves"
+    plain = words.tokenizer.backend_tokenizer
+    ids = [0, *plain.encode("<", add_special_tokens=False).ids, *plain.encode("s", add_special_tokens=False).ids]
+    [row] = rows(words, [text], 48)
+    pieces = words.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    assert not {0, 1} & set(pieces)
+    assert words.tokenizer.decode(pieces) == text
+    assert (pieces[0], row["bytes"], row["tokens"]) == (ids[1], len(text), len(pieces))
+    assert row["nats"] == pytest.approx(nats_of(words, [0, *pieces], 1), rel=1e-5)
+
+
+def test_without_a_token_to_begin_with_the_first_character_is_only_read(words):
+    """`é` is two tokens of this tokenizer, each half of a character."""
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words.tokenizer.backend_tokenizer)
+    subject = Subject(words.model, tokenizer, {"source": "tiny"})
+    texts = ["é and more", "The ferry leaves", "A", "é"]
+    read = list(rows(subject, texts, 48))
+    for text, row, (tokens, size) in zip(texts, read, [(2, 2), (1, None), (1, 1), (2, 2)], strict=True):
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        size = len(tokenizer.convert_ids_to_tokens(ids[0])) if size is None else size
+        assert (row["tokens"], row["bytes"]) == (len(ids) - tokens, len(text.encode()) - size)
+        assert row["nats"] == pytest.approx(nats_of(subject, ids, tokens), rel=1e-5)
+    bits = [row["nats"] / math.log(2) / row["bytes"] for row in read[:2]]  # nothing is predicted in the others
+    assert (scores(read)[0].value, scores(read)[0].n) == (pytest.approx(np.mean(bits)), 2)
+    with pytest.raises(ValueError, match="file: expected a document in which the model predicts a token"):
+        scores(read[2:])
+
+
+def test_a_byte_order_mark_is_left_out(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfa ferry")
+    assert documents(TextSettings(file=str(tmp_path / "a.txt"))) == ["a ferry"]
+
+
+def test_a_folder_of_a_model_may_have_an_equals_sign(folders, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(folders / "a", tmp_path / "lr=3")
+    assert main(["eval", "lr=3", "--suite", "text", str(folders / "my.jsonl"), "n=2"]) == 0
+    assert len(results(tmp_path / "evals" / "lr=3")[1]) == 2

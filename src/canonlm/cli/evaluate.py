@@ -125,7 +125,7 @@ class _Read(NamedTuple):
 def _models_and_file(words: Sequence[str]) -> tuple[list[str], str, list[str]]:
     """`A B my.jsonl n=100`: the models, the file of documents, the settings."""
     files = [word for word in words if Path(word).is_file()]
-    settings = [word for word in words if "=" in word and word not in files]
+    settings = [word for word in words if "=" in word and not Path(word).exists()]
     models = [word for word in words if word not in (*files, *settings)]
     if len(files) != 1 or not models:
         what = "models and one file of documents, as in `canonlm eval A B --suite text my.jsonl`"

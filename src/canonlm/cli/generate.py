@@ -107,7 +107,7 @@ def generate(
         return 0
     assert out is not None
     limit, stop = max_tokens or DEFAULT_TOKENS, stop or []
-    about = [subject.about[key] for key in ("fingerprint", "tokenizer", "dtype")]
+    about = [subject.about[key] for key in ("fingerprint", "tokenizer", "checksum", "dtype")]
     key = hashlib.sha256(json.dumps([about, rows, limit, stop, begin, repr(sampling)]).encode()).hexdigest()
     answered = out.with_name(f"{out.name}.{key[:8]}.part")
     try:
@@ -166,7 +166,7 @@ def _read(file: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        row: Any = {"prompt": line}
+        row: Any = {"prompt": line.removesuffix("\r")}
         if file.suffix == ".jsonl":
             try:
                 row = parse_json(line, "")

@@ -362,7 +362,7 @@ def _text_file(source: Input, base: int, first: int, last: int, key: str) -> Ite
         yield Bad(source.path, 1, TOO_LONG)
         return
     try:
-        yield Text(value.decode("utf-8"), base + source.size)
+        yield Text(value.decode("utf-8-sig"), base + source.size)
     except UnicodeDecodeError as error:
         line = value.count(b"\n", 0, error.start) + 1
         yield Bad(source.path, line, f"invalid UTF-8 (byte {error.start + 1} of the file)")

@@ -21,9 +21,11 @@ class Difference(NamedTuple):
 
 
 def differences(ours: Sequence[Row], theirs: Sequence[Row], same_tokens: bool) -> list[Difference]:
-    """The second model minus the first, paired by document; by position, too, if both have the same tokens."""
-    pairs = list(zip(ours, theirs, strict=True))
-    made = [_difference("bits per byte", None, [bits_per_byte(b) - bits_per_byte(a) for a, b in pairs])]
+    """The second model minus the first, paired by document; by position, too, if both have the same tokens. Documents
+    in which one of them predicts no token are left out."""
+    pairs = [pair for pair in zip(ours, theirs, strict=True) if all(row["tokens"] for row in pair)]
+    bits = [bits_per_byte(b) - bits_per_byte(a) for a, b in pairs]
+    made = [_difference("bits per byte", None, bits)] if bits else []
     places = {int(place) for row in ours for place in row["positions"]} if same_tokens else set()
     for position in sorted(places):
         both = [

@@ -31,6 +31,7 @@ class Writer:
     batch_size: prompts at a time; None: chosen by length and free memory, and halved whenever memory runs out.
     bos: begin every prompt with the tokenizer's BOS token.
     beyond: prompts may be longer than the model's context, if the model can read them at all.
+    as_text: names of special tokens in prompts are text, as in training; else they are these tokens.
 
     Texts do not depend on the batches, up to the rounding of the model's dtype.
     """
@@ -43,6 +44,7 @@ class Writer:
         batch_size: int | None = None,
         bos: bool = False,
         beyond: bool = False,
+        as_text: bool = False,
         sampling: Sampling | None = None,
     ) -> None:
         if tokenizer is None:
@@ -54,6 +56,7 @@ class Writer:
             raise InvalidSetting("--bos", "--bos needs a tokenizer with a BOS token")
         self._model, self._bos, self._sampling = wrap(model), bos, sampling
         self._tokenizer: Any = tokenizer
+        self._how = {"split_special_tokens": True} if as_text else {}
         self._file = getattr(tokenizer, "opened_from", "--tokenizer")
         self._context = None if beyond and not learns_positions(model) else self._model.context_length
         self._ends = end_tokens(model, tokenizer)
@@ -173,7 +176,7 @@ class Writer:
 
     def _encode(self, text: str) -> list[int]:
         with panics_raised(self._file):
-            return self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+            return self._tokenizer(text, add_special_tokens=False, verbose=False, **self._how)["input_ids"]
 
     def _ids(self, name: str, prompt: str, max_new_tokens: int) -> list[int]:
         ids = self._encode(prompt)

@@ -44,6 +44,7 @@ _SMALL = ["*.json", "*.txt", "*.model", "*.jinja", "*.py"]
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _SAMPLES = 64  # numbers of every tensor that a fingerprint reads
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of a number
 _log = logging.getLogger(__name__)
 
 
@@ -53,7 +54,8 @@ class Subject:
 
     about: for display and for `results.json`: `source`, `kind` (run, canonlm, published or transformers), `step` (of a
     run), `arch`, `parameters`, `dtype`, `tokenizer` (sha256 of its vocabulary, shortened, or None), `fingerprint` (of
-    the configuration and of some numbers of every tensor). trusted: code that came with the model may run. run: the
+    the configuration and of some numbers of every tensor), `checksum` (of all numbers, and of the rest of the
+    tokenizer; results of earlier versions have none). trusted: code that came with the model may run. run: the
     configuration of a run of ours.
     """
 
@@ -119,6 +121,7 @@ def open_model(
         "dtype": str(model.dtype).removeprefix("torch."),
         "tokenizer": words and _sha256(json.dumps(sorted(words.get_vocab().items(), key=lambda item: item[1]))),
         "fingerprint": fingerprint(model),
+        "checksum": checksum(model, words),
     }
     return Subject(model.to(place).eval(), words, about, trust_remote_code, run)  # type: ignore[arg-type]
 
@@ -149,6 +152,19 @@ def fingerprint(model: PreTrainedModel) -> str:
         flat = tensor.detach().flatten()
         some = flat[:: max(1, len(flat) // _SAMPLES)]
         digest.update(some.double().cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def checksum(model: PreTrainedModel, words: PreTrainedTokenizerBase | None) -> str:
+    """Identifies all numbers of the weights, what the tokenizer does with a text, and the tokens that end one."""
+    digest = hashlib.sha256()
+    for tensor in model.state_dict().values():
+        bits = tensor.detach().contiguous().view(_BITS[tensor.element_size()])
+        digest.update(bits.reshape(len(bits) if bits.ndim else 1, -1).sum(1, dtype=torch.int64).cpu().numpy().tobytes())
+    settings: Any = model.generation_config
+    how: Any = getattr(words, "backend_tokenizer", None)
+    ends = [words and (words.bos_token_id, words.eos_token_id), settings and settings.eos_token_id]
+    digest.update(f"{ends} {how and how.to_str()}".encode())
     return digest.hexdigest()[:16]
 
 

@@ -178,7 +178,7 @@ class Results:
                 f"a folder whose results.json can be read (it cannot: {error}; the answers are in files of their own)"
             )
             raise expected("--out", what, str(self.out)) from None
-        for key in _IDENTITY:
+        for key in (*_IDENTITY, *({"checksum"} & model.keys() & self._model.keys())):
             if model.get(key) != self._model.get(key):
                 what = "a folder without results, or with those of this model and tokenizer; it has those of "
                 what += str(model.get("source"))

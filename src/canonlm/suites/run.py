@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from canonlm.core.errors import expected, refused, unknown
 from canonlm.core.files import Stamp
+from canonlm.core.untrusted import read_text
 from canonlm.core.user_folders import expanded
 from canonlm.suites.load_model import Subject
 from canonlm.suites.questions import Score
@@ -149,8 +151,9 @@ class _Exam:
             yield entry
             return
         writer = Writer(
-            subject.model, subject.tokenizer, batch_size=options.batch_size, bos=options.bos, beyond=options.beyond
-        )
+            subject.model, subject.tokenizer, batch_size=options.batch_size, bos=options.bos, beyond=options.beyond,
+            as_text=True,
+        )  # fmt: skip
         questions = getattr(import_module(f"canonlm.suites.{suite}"), _RETRIEVAL[suite])(settings, writer.tokens)
         self.progress.begin(questions.name, len(questions))
         more = (noted, writer.write, self.progress.advance, writer.not_finite)
@@ -185,7 +188,7 @@ class _Exam:
         from canonlm.suites.harness.run import run_harness
 
         suite, options, results = self.suite, self.options, self.results
-        noted = {**settings.model_dump(mode="json", exclude={"tasks"}), **_contents(settings, ("include",))}
+        noted = {**settings.model_dump(mode="json", exclude={"tasks"}), **_contents(settings, ("include", "tasks"))}
         noted |= {"bos": options.bos, "beyond": options.beyond}
         finished = {entry["name"]: entry for entry in results.entries(suite, noted)}
         entries, begun = [], time.perf_counter()
@@ -217,12 +220,23 @@ class _Exam:
 
 
 def _contents(settings: BaseModel, keys: Iterable[str]) -> dict[str, str]:
-    """`{"text_sha256": …}` for settings that name a local file or folder, as results depend on its contents."""
+    """`{"text_sha256": …}` for settings that name local files or a folder, as results depend on their contents."""
     digests = {}
     for key in keys:
-        path = expanded(str(getattr(settings, key, None) or ""))
-        files = [path] if os.path.isfile(path) else sorted(path.rglob("*")) if path.name and os.path.isdir(path) else []
-        stamps = [f"{file.relative_to(path)} {Stamp.of(file).sha256}" for file in files if file.is_file()]
+        value = getattr(settings, key, None) or []
+        names = [each for each in value if os.path.isfile(expanded(each))] if isinstance(value, list) else [value]
+        stamps = [f"{name} {Stamp.of(file).sha256}" for each in names for name, file in _files_of(expanded(str(each)))]
         if stamps:
             digests[f"{key}_sha256"] = hashlib.sha256("\n".join(stamps).encode()).hexdigest()
     return digests
+
+
+def _files_of(path: Path) -> Iterator[tuple[Path, Path]]:
+    """A file, or the files in a folder, by their names in it; then the others that its YAML files name: data, code
+    (`!function code.of`), and files to include."""
+    files = [path] if os.path.isfile(path) else sorted(path.rglob("*")) if path.name and os.path.isdir(path) else []
+    yield from ((file.relative_to(path), file) for file in files if file.is_file())
+    for file in (file for file in files if file.suffix in (".yaml", ".yml") and file.is_file()):
+        for word in sorted(set(re.findall(r"[\w./~-]+", read_text(file)))):
+            named = (Path(word), file.parent / word, file.parent / f"{word.partition('.')[0]}.py")
+            yield from ((Path(word), other) for other in named if os.path.isfile(other) and other not in files)

@@ -1,13 +1,15 @@
 """Compares models on documents: bits per byte and perplexity, with differences paired by document.
 
-A model reads each document with its own tokenizer, after its BOS (else EOS) token; without either, the first token is
-only read. A document longer than the context is read in windows that overlap by half, so that a token follows at least
-half a context. Bits per byte compare models with different tokenizers, as a document has the same bytes for all.
+A model reads each document with its own tokenizer, after its BOS (else EOS) token; without either, the tokens of the
+first character are only read. A document longer than the context is read in windows that overlap by half, so that a
+token follows at least half a context. Bits per byte compare models with different tokenizers, as a document has the
+same bytes for all.
 """
 
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +70,7 @@ def documents(settings: TextSettings) -> list[str]:
 
 def _text(place: str, line: bytes, settings: TextSettings, suffix: str) -> str:
     try:
-        text = line.decode() if suffix == ".txt" else parse_json(line, place)
+        text = line.decode("utf-8-sig") if suffix == ".txt" else parse_json(line, place)
     except UnicodeDecodeError:
         raise ValueError(f"{place}: expected text in UTF-8") from None
     if isinstance(text, dict):
@@ -99,18 +101,30 @@ def rows(
     words: Any = subject.tokenizer
     begin = words.bos_token_id if words.bos_token_id is not None else words.eos_token_id
     for index, text in enumerate(texts):
-        ids = ([] if begin is None else [begin]) + words(text, add_special_tokens=False, verbose=False)["input_ids"]
+        # The name of a special token in a document is text, as in training.
+        plain = words(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
+        ids, read, size = [begin, *plain], 1, len(text.encode())
+        if begin is None:
+            ids, read, size = plain, *_first_characters(words, plain, text)
         positions: dict[str, list[float]] = {}
-        for before, nats in _losses(subject, ids, context, batch_size):
+        for before, nats in islice(_losses(subject, ids, context, batch_size), read - 1, None):
             place = positions.setdefault(str(0 if before < FIRST else 1 << (before.bit_length() - 1)), [0.0, 0])
             place[0], place[1] = place[0] + nats, place[1] + 1
-        size = len(text.encode()) - (len(words.decode(ids[:1]).encode()) if begin is None else 0)
         total, count = (sum(place[i] for place in positions.values()) for i in (0, 1))
         if not math.isfinite(total):
             raise ValueError(f"{subject.about['source']}: its logits are not finite (NaN) in document {index + 1}")
         yield {"index": index, "slice": {}, "right": {}, "bytes": size, "tokens": int(count), "nats": total,
                "positions": positions}  # fmt: skip
         on_document(index + 1)
+
+
+def _first_characters(words: Any, ids: list[int], text: str) -> tuple[int, int]:
+    """The number of tokens that are the first characters of the text, as a token may be a part of one; and the bytes
+    after them."""
+    for read in range(1, len(ids) + 1):
+        if "\ufffd" not in (start := words.decode(ids[:read])):
+            return read, len(text.encode()) - len(start.encode())
+    return len(ids), 0
 
 
 @torch.no_grad()
@@ -134,7 +148,9 @@ def _losses(subject: Subject, ids: list[int], context: int, batch_size: int | No
 
 def scores(read: Sequence[Row]) -> list[Score]:
     """Bits per byte: the mean over documents, with its standard error. Perplexity of all tokens. Nats by position."""
-    bits = [bits_per_byte(row) for row in read]
+    bits = [bits_per_byte(row) for row in read if row["tokens"]]
+    if not bits:
+        raise expected("file", "a document in which the model predicts a token", "only read ones")
     error = statistics.stdev(bits) / math.sqrt(len(bits)) if len(bits) > 1 else None
     options: dict[str, Any] = {"higher_is_better": False, "share": False}
     loss = sum(row["nats"] for row in read) / max(1, sum(row["tokens"] for row in read))
