@@ -194,14 +194,15 @@ def try_type(name: str) -> dict:
     model.module.eval()
     loss = WindowEval(test, 8, 8).run(model, torch.device("cpu"))["loss"]
     prompts = [test.rows(0, 1).input_ids[0, :length].tolist() for length in (20, 13)]
-    written = generate(model.module, prompts, 6, [], torch.device("cpu"))
+    batches = [[prompt] for prompt in prompts] if model.reads_padding else [prompts]
+    written = [tokens for batch in batches for tokens in generate(model, batch, 6, [], torch.device("cpu"))]
     assert written == [greedy(model, prompt) for prompt in prompts], "generation writes other tokens"
     return {
         "outcome": "works",
         "parameters": model.num_parameters,
         "isolates": isolates,
-        "cache": model.module.generate.works.cache,
-        "padding": model.module.generate.works.padding,
+        "cache": model.generate.works.cache,
+        "padding": model.generate.works.padding,
         "loss": round(loss, 4),
         "saved": saved(model),
     }

@@ -12,6 +12,8 @@ from abuse import bases
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM
 from canonlm.cli import main
+from canonlm.models.hf import library_model
+from canonlm.models.interface import Sizes
 from canonlm.runs.answers import read_answers
 from canonlm.suites.multihop import MultiHop, MultiHopSettings
 from canonlm.tasks import get
@@ -41,6 +43,16 @@ def save(folder, vocab=258, broken=slice(None), **changed):
         model.get_input_embeddings().weight[broken] = torch.nan
     with redirect_stderr(StringIO()):  # transformers shows a progress bar
         model.save_pretrained(folder)
+    return folder
+
+
+def save_host(model_type, folder, broken=slice(None)):
+    """The same for a model of transformers; `rwkv` reads its padding."""
+    module = library_model(f"hf:{model_type}", Sizes(2, 16, 2, 258, 2048)).module
+    with torch.no_grad():
+        module.get_input_embeddings().weight[broken] = torch.nan
+    with redirect_stderr(StringIO()):
+        module.save_pretrained(folder)
     return folder
 
 
@@ -105,12 +117,14 @@ def test_some_questions_are_a_warning(tmp_path, capsys):
     assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 3
 
 
-def test_some_questions_of_a_suite_are_a_warning(tmp_path, capsys):
+@pytest.mark.parametrize("host", [None, "llama", "rwkv"])
+def test_some_questions_of_a_suite_are_a_warning(tmp_path, capsys, host):
     questions = MultiHop(MultiHopSettings(people=2, n=6), len)
     prompts = [questions[index].prompt for index in range(6)]
     letter = next(letter for letter in ascii_uppercase if 0 < sum(letter in prompt for prompt in prompts) < 6)
     bad = sum(letter in prompt for prompt in prompts)
-    partly = save(tmp_path / "model", broken=[ord(letter)])
+    folder, broken = tmp_path / "model", [ord(letter)]
+    partly = save_host(host, folder, broken) if host else save(folder, broken=broken)
     assert evaluate(partly, tmp_path / "out", "--suite", "multihop", "people=2", "n=6", *BYTES) == 0
     assert error_line(capsys).endswith(f"1hop-0k: the model's logits are not finite (NaN) in {bad} of 6 questions")
     entry, counts = not_finite(tmp_path / "out")

@@ -18,6 +18,8 @@ from lm_eval.models.huggingface import HFLM
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from canonlm.models.build import wrap
+from canonlm.models.hf import library_model
+from canonlm.models.interface import Sizes
 from canonlm.suites.harness.lm import CanonLM
 from canonlm.suites.load_model import Subject, open_model
 
@@ -296,6 +298,22 @@ def test_decoding_is_greedy_whatever_the_models_own_settings_are(opened, referen
     beams = [Instance("generate_until", {}, (prompt, {**how, "num_beams": 3}), 0) for prompt, how in PROMPTS[:2]]
     assert [lm.generate_until(beams[i : i + 1], True) for i in (0, 1)] == [[text] for text in lm.generate_until(beams)]
     assert (lm.questions, lm.not_finite) == (len(PROMPTS) + 4, 0)
+
+
+def test_a_model_that_reads_its_padding():
+    tokenizer = make_tokenizer()
+    model = library_model("hf:rwkv", Sizes(2, 32, 4, len(tokenizer), 64)).module.eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2 if parameter.ndim > 1 else 1)
+        model.get_input_embeddings().weight[tokenizer.encode("A", add_special_tokens=False)] = torch.nan
+    results = []
+    for batch_size in (1, 3, 7, "auto"):
+        lm = CanonLM(Subject(model, tokenizer, {"source": "host"}), batch_size=batch_size)
+        results.append((written(lm), lm.not_finite))
+    assert results[1:] == results[:1] * 3
+    assert 0 < results[0][1] < len(PROMPTS)
+    assert len({*results[0][0]}) > 3
 
 
 @pytest.mark.parametrize(

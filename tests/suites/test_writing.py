@@ -8,10 +8,13 @@ import pytest
 import torch
 from tiny_models import greedily
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM, tasks
 from canonlm.data.tokenizers import load
+from canonlm.models.hf import library_model, outside_model
+from canonlm.models.interface import Sizes
 from canonlm.suites import generation
 from canonlm.suites.generation import Writer, end_tokens
 from canonlm.suites.load_model import as_in_training
@@ -119,6 +122,43 @@ def test_rows_that_end_early_do_not_affect_others(model, letters):
     assert len({len(text) for text in expected}) > 1
     written = dict(Writer(model, letters, batch_size=8).write(requested, MOST, stop))
     assert [written[index] for index in range(len(requested))] == expected
+
+
+class Gru(nn.Module):
+    """A module of a user, without a mask and without a cache."""
+
+    def __init__(self, vocab_size, hidden_size):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(vocab_size, hidden_size), nn.Linear(hidden_size, vocab_size)
+        self.gru = nn.GRU(hidden_size, hidden_size, batch_first=True)
+
+    def forward(self, ids):
+        return self.head(self.gru(self.embed(ids))[0])
+
+
+@pytest.mark.parametrize("sampling", [None, Sampling(seed=3)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("name", ["hf:recurrent_gemma", "own.py:Gru"])
+def test_models_that_read_their_padding(name, sampling, letters):
+    """Batches write what is written one by one, and name the prompts with a z, at which the logits become NaN."""
+    sizes = Sizes(2, 32, 4, BOS + 1, 64)
+    host = library_model(name, sizes) if name.startswith("hf:") else outside_model(name, Gru, sizes)
+    model, requested = lively(host.module), [prompt.replace("z", "y") for prompt in prompts()]
+    assert len({len(prompt) for prompt in requested}) < len(requested), "two of one length, in one row each"
+    texts = dict(Writer(model, letters, batch_size=1, sampling=sampling).write(requested, MOST))
+    if sampling is None:
+        assert texts == {i: as_text(loop(model, ids_of(prompt))) for i, prompt in enumerate(requested)}
+    stop = [texts[index][3:5] for index in (0, 4)]
+    if name != "hf:recurrent_gemma":  # its state lives in the module, where the next prompt of that shape finds the NaN
+        with torch.no_grad():
+            model.get_input_embeddings().weight[LETTERS.index("z")] = torch.nan
+        requested[2] += "z"
+    results = []
+    for batch_size in (1, 8, None):
+        writer = Writer(model, letters, batch_size=batch_size, sampling=sampling)
+        results.append((dict(writer.write(requested, MOST, stop)), {*writer.not_finite}))
+    assert results[1:] == results[:1] * 2
+    assert (2 in results[0][1]) == (name != "hf:recurrent_gemma")
+    assert results[0][1] < {*range(len(requested))}
 
 
 def test_the_end_token(letters):

@@ -5,10 +5,13 @@ from graphlib import TopologicalSorter
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM, tasks
 from canonlm.data.windows import WindowStream
 from canonlm.models.build import wrap
+from canonlm.models.hf import outside_model
+from canonlm.models.interface import Sizes
 from canonlm.train import evals
 from canonlm.train.evals.generate import GenerateEval, generate
 
@@ -101,6 +104,34 @@ def test_batches_and_padding_change_nothing():
             alone = [generate(model, [prompt], 10, 3, CPU)[0] for prompt in prompts]
             assert generate(model, prompts, 10, 3, CPU) == alone
         assert len({tuple(answer) for answer in alone}) > 3
+
+
+class Sums(nn.Module):
+    """A module of a user that has no mask: it reads its padding."""
+
+    def __init__(self, vocab_size, hidden_size):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(vocab_size, hidden_size), nn.Linear(hidden_size, vocab_size)
+
+    def forward(self, ids):
+        return self.head(self.embed(ids).cumsum(1).sin())
+
+
+def test_batches_change_nothing_for_a_module_without_a_mask():
+    model = outside_model("own.py:Sums", Sums, Sizes(1, 32, 1, len(TASK.vocab), TASK.max_len))
+    with torch.no_grad():
+        model.module.get_input_embeddings().weight[TASK.vocab.ids["w7"]] = torch.nan
+    stream = WindowStream(TASK, "train", 0, TASK.max_len, "answer", False)
+    results = []
+    for batch_size in (1, 16):
+        evaluation, answers = GenerateEval(stream, 24, batch_size), []
+        evaluation.keep = answers.append
+        evaluation.run(model, CPU)
+        # A batch writes as many tokens as the longest of its true answers has.
+        results.append([(a.model_answer.split()[: len(a.answer.split())], a.finite) for a in answers])
+    assert results[1] == results[0]
+    assert len({tuple(tokens) for tokens, _ in results[0]}) > 3
+    assert 0 < sum(finite for _, finite in results[0]) < len(results[0]) == 24
 
 
 def test_the_task_chooses_its_evaluation():

@@ -1,7 +1,8 @@
-"""Generation that is correct even if a model's code is not: a cache that changes the logits is not used, and a model
-that reads its padding gets prompts of one length at a time. What works is tested at the first generation.
+"""Generation that is correct even if a model's code is not: a cache that changes the logits is not used, and callers
+give prompts of one length at a time to a model that reads its padding. What works is tested at the first generation.
 """
 
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -22,33 +23,20 @@ class Generation:
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
-        self.works: _Works | None = None
 
     def generate(self, input_ids: Tensor, **options: Any) -> Any:
         return without_settings(self.model.module).generate(input_ids, **options)  # type: ignore[operator]
 
     def __call__(self, input_ids: Tensor, attention_mask: Tensor | None = None, **options: Any) -> Any:
         """As `LanguageModel.generate`."""
-        if self.works is None:
-            self.works = self._what_works()
         if not self.works.cache:
             options = _without_cache(options)
-        if attention_mask is None or attention_mask.all() or self.works.padding:
-            return self.generate(input_ids, attention_mask=attention_mask, **options)
-        parts = {}
-        for length in attention_mask.sum(1).unique().tolist():
-            rows = (attention_mask.sum(1) == length).nonzero()[:, 0]
-            prompts = input_ids[rows, -length:]
-            parts[rows] = self.generate(prompts, attention_mask=torch.ones_like(prompts), **options)[:, length:]
-        longest = max(part.shape[1] for part in parts.values())
-        pad = getattr(options.get("generation_config"), "pad_token_id", options.get("pad_token_id")) or 0
-        written = input_ids.new_full((len(input_ids), longest), pad)
-        for rows, part in parts.items():
-            written[rows, : part.shape[1]] = part
-        return torch.cat([input_ids, written], dim=1)
+        assert attention_mask is None or attention_mask.all() or self.works.padding
+        return self.generate(input_ids, attention_mask=attention_mask, **options)
 
+    @cached_property
     @torch.no_grad()
-    def _what_works(self) -> _Works:
+    def works(self) -> _Works:
         module = self.model.module
         length = min(8, (self.model.context_length or 8) - 2)
         ids = torch.arange(1, 2 * length + 1, device=self.model.device).view(2, length)

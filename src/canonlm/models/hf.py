@@ -117,7 +117,7 @@ class ForeignModel(LanguageModel):
         # Computed once: wrappers that are added later change neither the parts nor their names.
         self._paths = {part: name for name, part in module.named_modules()}
         self._blocks = find_blocks(module)
-        self.generate = Generation(self)  # type: ignore[method-assign]
+        self.generate = self._generation = Generation(self)  # type: ignore[method-assign]
         if self.device.type != "meta" and not has_weights:
             for name, part in {"": module, **self._blocks}.items():
                 self.initialize(part, name)
@@ -125,6 +125,10 @@ class ForeignModel(LanguageModel):
     @property
     def blocks(self) -> dict[str, nn.Module]:
         return dict(self._blocks)
+
+    @property
+    def reads_padding(self) -> bool:
+        return not self._generation.works.padding
 
     def logits(self, input_ids: Tensor, documents: Documents | None = None) -> Tensor:
         return self._forward(input_ids, documents).logits

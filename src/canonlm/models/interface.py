@@ -93,6 +93,12 @@ class LanguageModel(ABC):
     def logits(self, input_ids: Tensor, documents: Documents | None = None) -> Tensor:
         """`[B, T, V]`, without a cache."""
 
+    @property
+    def reads_padding(self) -> bool:
+        """Whether padding on the left changes the logits: then the prompts of one call of `generate` must have one
+        length. ValueError if the model cannot generate."""
+        return False
+
     def generate(self, input_ids: Tensor, **options: Any) -> Any:
         """As `generate` of transformers, greedily unless `options` change that, whatever the model's own generation
         settings are. ValueError if the model cannot generate."""

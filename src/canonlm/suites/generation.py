@@ -101,8 +101,11 @@ class Writer:
         order.sort(key=lambda index: -len(prompts[index]))
         done = 0
         while done < len(order):
-            width = len(prompts[order[done]]) + max_new_tokens
+            longest = len(prompts[order[done]])
+            width = longest + max_new_tokens
             batch = order[done : done + self._rows(width)]
+            if self._model.reads_padding:
+                batch = [index for index in batch if len(prompts[index]) == longest]
             texts = self._batch(batch, [prompts[index] for index in batch], max_new_tokens, stop)
             if texts is not None:
                 yield from zip(batch, texts, strict=True)

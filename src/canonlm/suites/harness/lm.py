@@ -104,7 +104,8 @@ class CanonLM(HFLM):
         self._file = getattr(subject.tokenizer, "opened_from", source)
         self._ends = end_tokens(subject.model, subject.tokenizer)
         model: Any = without_settings(subject.model)
-        model.generate = wrap(subject.model).generate
+        self._wrapped = wrap(subject.model)
+        model.generate = self._wrapped.generate
         with _without_warnings():  # that an opened model takes no arguments for opening it
             super().__init__(
                 pretrained=model,
@@ -120,7 +121,7 @@ class CanonLM(HFLM):
         self.cut = 0  # texts so far that were longer than the model and lost their beginning
         self.questions = self.not_finite = 0  # questions so far, and those in which the model's logits were not finite
         self._beyond = beyond
-        self._unlimited = max_length is None and wrap(subject.model).context_length is None
+        self._unlimited = max_length is None and self._wrapped.context_length is None
 
     @property
     def max_length(self) -> int:
@@ -194,10 +195,19 @@ class CanonLM(HFLM):
         self.questions += len(questions)
         self.not_finite += sum(questions.values())
 
-    def _model_generate(self, context: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def _model_generate(self, context: Tensor, attention_mask: Tensor, max_length: int, **kwargs: Any) -> Tensor:
+        if self._wrapped.reads_padding and not attention_mask.all():  # prompts of one length at a time
+            lengths = attention_mask.sum(1)
+            ids = context.new_full((len(context), max_length), self.tokenizer.pad_token_id)
+            for length in lengths.unique().tolist():
+                rows, padding = lengths == length, context.shape[1] - length
+                part = context[rows, padding:]
+                part = self._model_generate(part, torch.ones_like(part), max_length - padding, **kwargs)
+                ids[rows, padding : padding + part.shape[1]] = part
+            return ids
         monitor = NotFinite()
         kwargs |= {"logits_processor": LogitsProcessorList([monitor]), "eos_token_id": self._ends or None}
-        ids = super()._model_generate(context, *args, **kwargs)
+        ids = super()._model_generate(context, max_length, attention_mask=attention_mask, **kwargs)
         self.questions += len(context)
         self.not_finite += int(torch.tensor(monitor.rows).view(len(context), -1).any(1).sum())  # of all beams
         return ids

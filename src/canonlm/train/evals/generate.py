@@ -37,7 +37,7 @@ class GenerateEval:
         answers per slice; further keys as in `Answers.result`."""
         answers: list[list[list[int]]] = [[] for _ in self.samples]
         finite: list[list[bool]] = [[] for _ in self.samples]
-        for batch in self._batches():
+        for batch in self._batches(self.one_length or model.reads_padding):
             monitor = NotFinite()
             written = self._answer(model, batch, device, monitor)
             for (i, _), answer, bad in zip(batch, written, monitor.rows, strict=True):
@@ -48,10 +48,10 @@ class GenerateEval:
             counts.grade(*each)
         return {"loss": window_loss(model, self.stream, self.batch_size, device), **counts.result()}
 
-    def _batches(self) -> Iterator[list[Asked]]:
+    def _batches(self, one_length: bool) -> Iterator[list[Asked]]:
         questions = [(i, query) for i, sample in enumerate(self.samples) for query in sample.queries]
         questions.sort(key=lambda pair: pair[1].start)  # prompts of a batch have similar lengths: little padding
-        groups = groupby(questions, lambda pair: pair[1].start if self.one_length else 0)
+        groups = groupby(questions, lambda pair: pair[1].start if one_length else 0)
         for group in ([*pairs] for _, pairs in groups):
             yield from (group[first : first + self.batch_size] for first in range(0, len(group), self.batch_size))
 
@@ -93,7 +93,8 @@ def generate(
 ) -> list[list[int]]:
     """The model's continuation of each prompt: at most `max_new_tokens` tokens, up to its first `end` (included).
 
-    Greedy, whatever the model's own generation settings are; prompts of different lengths are padded on the left.
+    Greedy, whatever the model's own generation settings are. Prompts of different lengths are padded on the left, which
+    a model that `reads_padding` does not allow.
     end: one token or several; if empty, all rows have `max_new_tokens` tokens. monitor: gets the model's logits at
     every step, before anything changes them. options: further arguments of `model.generate`.
     """
