@@ -93,6 +93,17 @@ def test_questions_in_words(model, tmp_path, capsys, suite):
     error_line(capsys)
 
 
+@pytest.mark.parametrize("host", ["llama", "rwkv"])
+def test_questions_to_models_of_transformers(tmp_path, capsys, host):
+    """Generation compares their logits with those of training before it starts: NaN is equal to NaN."""
+    folder = save_host(host, tmp_path / "model")
+    assert evaluate(folder, tmp_path / "out", "--suite", "multihop", "people=2", "n=3", *BYTES) == 1
+    assert error_line(capsys).endswith(": the model's logits are not finite (NaN) in 3 of 3 questions")
+    entry, counts = not_finite(tmp_path / "out")
+    assert counts == (3, 3)
+    assert entry["scores"][0]["value"] == 0
+
+
 @pytest.mark.every(3)
 @pytest.mark.parametrize("kind", TASKS)
 def test_the_playground(tmp_path, capsys, kind):
