@@ -1,6 +1,7 @@
 """Tasks of the lm-evaluation-harness end to end, without a network: definitions of real tasks on small local data; our
 groups, suites and command line in it."""
 
+import copy
 import json
 import math
 import re
@@ -221,6 +222,20 @@ def test_input_too_long_for_the_model_is_reported_once(subjects, include, caplog
     for which, beyond in (("a Llama of transformers", True), ("a random model of ours", False)):
         result = run_harness(subjects[which], settings, beyond=beyond)
         assert ["cut" in by_measure(scores) for scores in result.values()] == [True, False]
+
+
+def test_a_question_whose_scores_are_not_finite_is_wrong(subjects, include):
+    """The harness takes the first NaN for the model's choice, and three of the five right ones are the first."""
+    settings = HarnessSettings(tasks=["local_choice"], include=include)
+    healthy = subjects["a Llama of transformers"]
+    broken = Subject(copy.deepcopy(healthy.model), healthy.tokenizer, healthy.about)
+    with torch.no_grad():
+        broken.model.lm_head.weight[5] = torch.nan
+    (scores,) = run_harness(broken, settings).values()
+    shares = [score for score in scores if score.share]
+    assert {score.measure for score in shares} == {"acc", "acc_norm"}
+    assert all(score.value == 0 for score in shares)
+    assert next(score for score in scores if score.measure == "not_finite").value == len(PIQA) + len(ARC)
 
 
 def test_names_patterns_and_files_of_tasks(include):

@@ -35,7 +35,16 @@ BOOTSTRAPS = 1000
 """Resamples for standard errors without a formula (LAMBADA's perplexity); the harness's 100,000 take minutes."""
 
 SHARES = {
-    *("acc", "acc_norm", "acc_bytes", "acc_all", "accuracy", "partial_accuracy", "non_greedy_accuracy"),
+    *(
+        "acc",
+        "acc_norm",
+        "acc_bytes",
+        "acc_mutual_info",
+        "acc_all",
+        "accuracy",
+        "partial_accuracy",
+        "non_greedy_accuracy",
+    ),
     *("prompt_level_strict_acc", "prompt_level_loose_acc", "inst_level_strict_acc", "inst_level_loose_acc"),
     *("exact_match", "em", "f1", "precision", "recall", "contains", "exact", "year", "correct"),
 }
@@ -190,8 +199,22 @@ def _ready(loaded: Any, num_fewshot: int | None) -> Any:
         if own is None or (num_fewshot is not None and own != 0):  # a task with 0 cannot have any
             task.set_config(key="num_fewshot", value=num_fewshot or 0)
         task.set_fewshot_seed(seed=SEEDS[1])
+        task.process_results = _nan_is_wrong(task.process_results)
     seed()
     return loaded
+
+
+def _nan_is_wrong(grade: Callable[[Any, Any], dict[str, Any]]) -> Callable[[Any, Any], dict[str, Any]]:
+    """The harness takes the first choice with a NaN score for the model's."""
+
+    def graded(doc: Any, results: Any) -> dict[str, Any]:
+        measured = grade(doc, results)
+        if any(isinstance(result, tuple) and math.isnan(result[0]) for result in results):
+            for name, value in measured.items():
+                measured[name] = 0.0 if name in SHARES and not isinstance(value, tuple) else value
+        return measured
+
+    return graded
 
 
 def _is_rolling(unit: "Task | Group") -> bool:
