@@ -304,7 +304,7 @@ def written(model, rows: list[list[int]], **options) -> list[list[int]]:
     [("llama", (True, True)), ("mamba2", (True, True)), ("recurrent_gemma", (True, False)), ("rwkv", (False, False))],
 )
 def test_generation_is_right(model_type, works):
-    """RWKV's state is not passed on, and both it and Griffin read padding: they get one prompt at a time."""
+    """RWKV's state is not passed on, and both it and Griffin read padding: they get prompts of one length."""
     model = library_model(f"hf:{model_type}", SIZES)
     model.module.eval()
     with torch.no_grad():
@@ -317,7 +317,11 @@ def test_generation_is_right(model_type, works):
             for _ in range(5):
                 line = torch.cat([line, model.logits(line)[:, -1:].argmax(-1)], 1)
             answers.append(line[0, len(row) :].tolist())
-    batches = [[row] for row in rows] if model.reads_padding else [rows]
+    batches = [rows]
+    if model.reads_padding:
+        with pytest.raises(ValueError, match="attention_mask: expected prompts of one length in a call"):
+            written(model, rows)
+        batches = [rows[:1], rows[1:]]
     assert [tokens for batch in batches for tokens in written(model, batch)] == answers
     assert model.generate.works == works
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from canonlm.core.borrowed import keeping_modes, without_settings
+from canonlm.core.errors import expected
 from canonlm.models.interface import LanguageModel
 
 
@@ -31,7 +32,9 @@ class Generation:
         """As `LanguageModel.generate`."""
         if not self.works.cache:
             options = _without_cache(options)
-        assert attention_mask is None or attention_mask.all() or self.works.padding
+        if not (attention_mask is None or attention_mask.all() or self.works.padding):
+            what = "prompts of one length in a call, as this model reads its padding"
+            raise expected("attention_mask", what, "a mask with padding")
         return self.generate(input_ids, attention_mask=attention_mask, **options)
 
     @cached_property
@@ -68,10 +71,10 @@ class Generation:
                 for row, length in enumerate(mask.sum(1).tolist()):
                     logits = torch.stack([step[row] for step in written.logits]).float()
                     tokens = written.sequences[row : row + 1, ids.shape[1] - length :]
-                    expected = self.model.logits(tokens)[0, length - 1 : -1]
-                    tolerance, expected = max(1e-3, 8 * torch.finfo(expected.dtype).eps), expected.float()
-                    tolerance *= float(expected.abs().nan_to_num(0, 0).max())
-                    if not torch.allclose(logits, expected, rtol=0, atol=tolerance, equal_nan=equal_nan):
+                    right = self.model.logits(tokens)[0, length - 1 : -1]
+                    tolerance, right = max(1e-3, 8 * torch.finfo(right.dtype).eps), right.float()
+                    tolerance *= float(right.abs().nan_to_num(0, 0).max())
+                    if not torch.allclose(logits, right, rtol=0, atol=tolerance, equal_nan=equal_nan):
                         return False
         except Exception:  # other people's code: it cannot be used this way
             return False
