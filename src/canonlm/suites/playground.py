@@ -15,8 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import Field, NonNegativeInt, PositiveInt
-
 from canonlm import tasks
 from canonlm.core import user_code
 from canonlm.core.errors import expected
@@ -26,24 +24,14 @@ from canonlm.runs.identity import exact
 from canonlm.runs.rows import slice_key
 from canonlm.suites.load_model import Subject
 from canonlm.suites.questions import Score, not_finite, share_right
+from canonlm.suites.settings import PlaygroundSettings
 from canonlm.train import evals
-from canonlm.train.config import Settings, build_task
+from canonlm.train.config import build_task
 from canonlm.train.evals.answers import Answer
 from canonlm.train.evals.windows import WindowEval
 
 BATCH_SIZE = 32
 DEFAULT_LENGTH = 2048  # tokens of a window, if neither a run nor the model has a length
-
-
-class PlaygroundSettings(Settings):
-    """The settings of `canonlm eval --suite playground`. `task` changes single settings of the task that the run was
-    trained on; for a model that is not a run of ours, it must contain all of them."""
-
-    task: dict[str, Any] = {}
-    lengths: list[float] = Field([1], min_length=1)  # of windows, in training lengths
-    n: PositiveInt = 500  # windows, instances, sentences or people, by task
-    seed: NonNegativeInt | None = None  # default: the run's
-    split: str = "test"
 
 
 class PlannedEvaluation(NamedTuple):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, get_origin
+from typing import Any, Protocol, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -20,6 +20,7 @@ from canonlm.core.user_folders import expanded
 from canonlm.suites.load_model import Subject
 from canonlm.suites.questions import Score
 from canonlm.suites.results import Results
+from canonlm.suites.settings import PromptOptions, published_settings, settings_class
 from canonlm.train.load_config import override
 
 SUITES = {
@@ -31,16 +32,6 @@ SUITES = {
 }
 _RETRIEVAL = {"multihop": "MultiHop", "babilong": "Babilong"}
 """The classes of questions in words, each in the module of its suite."""
-_SETTINGS = {"playground": "PlaygroundSettings", "text": "TextSettings"}
-_SETTINGS |= {suite: f"{name}Settings" for suite, name in _RETRIEVAL.items()}
-
-
-class PromptOptions(NamedTuple):
-    """How prompts go to a model, in every suite."""
-
-    batch_size: int | None = None  # None: found automatically
-    bos: bool = False  # whether a prompt begins with the tokenizer's BOS token
-    beyond: bool = False  # whether prompts may be longer than the model's context
 
 
 class ProgressReporter(Protocol):
@@ -88,15 +79,17 @@ def plan(suite: str, pairs: Iterable[str], published: bool = False, **options: A
 
 
 def _settings(suite: str, published: bool) -> tuple[type[BaseModel], list[dict[str, Any]]]:
-    if suite == "harness":
-        from canonlm.suites.harness.run import PUBLISHED, HarnessSettings
+    if not published:
+        defaults: list[dict[str, Any]] = [{}]
+    elif suite == "harness":
+        from canonlm.suites.harness.run import PUBLISHED
 
-        return HarnessSettings, [{"tasks": PUBLISHED}] if published else [{}]
-    if published and suite not in _RETRIEVAL:
+        defaults = [{"tasks": PUBLISHED}]
+    elif suite in _RETRIEVAL:
+        defaults = [each.model_dump() for each in published_settings(suite)]
+    else:
         raise expected("--suite", "multihop, babilong or harness with --published", suite)
-    home = import_module(f"canonlm.suites.{suite}")
-    defaults = [each.model_dump() for each in home.published_settings()] if published else [{}]
-    return getattr(home, _SETTINGS[suite]), defaults
+    return settings_class(suite), defaults
 
 
 def _checked(model: type[BaseModel], settings: dict[str, Any]) -> BaseModel:

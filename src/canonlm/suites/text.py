@@ -10,11 +10,9 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import Field, PositiveInt
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
@@ -26,7 +24,7 @@ from canonlm.runs.answers import Row
 from canonlm.runs.documents import bits_per_byte
 from canonlm.suites.load_model import Subject
 from canonlm.suites.questions import Score
-from canonlm.train.config import Settings
+from canonlm.suites.settings import TextSettings
 
 MAX_TEXT = 2**30
 """Max bytes of a file of documents."""
@@ -34,19 +32,6 @@ MAX_TEXT = 2**30
 DEFAULT_CONTEXT = 2048
 LOGITS = 2**26  # of the windows that a model reads at once
 FIRST = 16  # tokens before a token, up to which positions are counted together
-
-
-class TextSettings(Settings):
-    """The settings of `canonlm eval --suite text`."""
-
-    file: str  # JSON lines, or one document in a file that ends in .txt
-    text_key: str = "text"
-    n: PositiveInt | None = None  # the first documents
-    context: int | None = Field(None, ge=2)  # tokens of a window; default: the model's, at most 2048
-
-    @property
-    def name(self) -> str:
-        return f"text-{Path(self.file).stem}"
 
 
 def documents(settings: TextSettings) -> list[str]:

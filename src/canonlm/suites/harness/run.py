@@ -10,13 +10,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
-
 from canonlm.core.errors import InvalidSetting, brief
 from canonlm.suites.harness import require
 from canonlm.suites.harness.opening import SEEDS, Part, find, load, name_of, open_tasks, parts, seed
 from canonlm.suites.load_model import Subject
 from canonlm.suites.questions import Score, not_finite
+from canonlm.suites.settings import HarnessSettings
 from canonlm.train.load_config import is_yours, your_folder
 
 if TYPE_CHECKING:
@@ -44,27 +43,6 @@ SHARES = {
 
 _IN_PERCENT = ("squadv2", "scrolls_")
 """Prefixes of the names of tasks whose measures are in percent."""
-
-
-class HarnessSettings(BaseModel):
-    """Settings of `canonlm eval --suite harness`.
-
-    tasks: names of tasks, groups, tags, patterns of names, or YAML files.
-    num_fewshot: examples before each question; default: the task's own number.
-    limit: questions of each task, the first ones; default: all.
-    include: a folder with the YAML files of your tasks.
-    max_length: tokens that the model reads at once; default: its context.
-    metadata: for tasks that make their own data, such as `{"max_seq_lengths": [1024]}`.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    tasks: list[str] = Field(min_length=1)
-    num_fewshot: NonNegativeInt | None = None
-    limit: PositiveInt | None = None
-    include: str | None = None
-    max_length: int | None = Field(None, ge=2)
-    metadata: dict[str, Any] = {}
 
 
 def refuse_code(planned: Iterable[Any]) -> None:
