@@ -65,3 +65,48 @@ def test_the_page_and_the_terminal_have_the_table(played):
         assert "1hop-0k" in shown
         assert "35.0%" in shown
         assert "2.100" in shown
+
+
+def asked(folder, arch, entries, step=10):
+    """A run of ten steps, asked in other settings: (people, share right)."""
+    if not folder.exists():
+        evals = [text_evaluation(10, {"web": (2.0, 1.5, 1000)})]
+        write_text_run(folder, arch=arch, lr=0.001, seed=0, evals=evals)
+    write_results(folder / "evals" / f"step-{step:08d}", {"source": str(folder), "step": step}, [
+        ("multihop", "1hop-0k", {"people": people, "published": people == 1}, [("exact", share, 0.1, 200, {}, True)])
+        for people, share in entries
+    ])  # fmt: skip
+
+
+def columns(folder):
+    """The birth-year questions of the table: {question: cells of llama+canon, then of llama}."""
+    [section] = load_play(folder).texts
+    shown = scores_blocks(section)[0]["table"]
+    rows = sorted(shown["rows"], key=lambda row: row[0], reverse=True)
+    cells = [[each if isinstance(each, str) else each["text"] for each in row] for row in rows]
+    return {name: [row[place] for row in cells] for place, name in enumerate(shown["head"]) if "hop" in name}
+
+
+def test_questions_in_other_settings_have_other_columns(tmp_path):
+    """One run in two settings, and two architectures in different ones."""
+    asked(tmp_path / "runs" / "a", "llama", [(5, 0.3)])
+    asked(tmp_path / "runs" / "b", "llama+canon", [(1, 0.9), (5, 0.2)])
+    assert columns(tmp_path) == {
+        "1hop-0k (people=5, published=no)": ["20.0%", "30.0%"],
+        "1hop-0k (people=1, published=yes)": ["90.0%", "–"],
+    }
+
+
+def test_one_setting_is_not_in_the_column(tmp_path):
+    asked(tmp_path / "runs" / "a", "llama", [(5, 0.3)])
+    asked(tmp_path / "runs" / "b", "llama+canon", [(5, 0.2)])
+    assert columns(tmp_path) == {"1hop-0k": ["20.0%", "30.0%"]}
+
+
+def test_answers_are_those_after_the_last_step(tmp_path):
+    """An earlier step has no cell beside the final loss, even if its folder comes later or is the only one."""
+    asked(tmp_path / "runs" / "a", "llama", [(5, 0.3)])
+    asked(tmp_path / "runs" / "a", "llama", [(5, 0.1), (1, 0.1)], step=5)
+    (tmp_path / "runs" / "a" / "evals" / "step-00000005").rename(tmp_path / "runs" / "a" / "evals" / "z")
+    asked(tmp_path / "runs" / "b", "llama+canon", [(5, 0.2)], step=5)
+    assert columns(tmp_path) == {"1hop-0k": ["–", "30.0%"]}

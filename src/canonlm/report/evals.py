@@ -1,7 +1,7 @@
 """The results of `canonlm eval` as tables; shares in percent, with their standard errors."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -9,8 +9,8 @@ from canonlm.report.blocks import Cell
 from canonlm.report.format import count_of, number, percent, shown, signed
 from canonlm.runs.answers import read_answers
 from canonlm.runs.documents import differences
-from canonlm.runs.evaluated import Evaluated
-from canonlm.runs.load import MAX_LABEL
+from canonlm.runs.evaluated import Evaluated, difference
+from canonlm.runs.load import MAX_LABEL, Run
 from canonlm.runs.rows import DAMAGE, one_line
 
 PAIRED = "bits_per_byte, paired"
@@ -89,9 +89,34 @@ def _paired(evaluated: Sequence[Evaluated], entries: Mapping[int, Mapping[str, A
 
 def _difference(settings: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
     """` (people=3)`"""
-    keys = [key for key in settings if any(other.get(key) != settings[key] for other in others)]
-    parts = ", ".join(f"{key}={shown(settings[key])}" for key in keys)
-    return f" ({one_line(parts, MAX_LABEL)})" if keys else ""
+    parts = ", ".join(f"{key}={shown(value)}" for key, value in difference(settings, others).items())
+    return f" ({one_line(parts, MAX_LABEL)})" if parts else ""
+
+
+def years_of(evaluated: Mapping[str, Evaluated], runs: Iterable[Run]) -> dict[str, dict[str, tuple[float, int]]]:
+    """(share right, questions) of the birth-year questions that each finished run was asked after its last step, by
+    their names. A name with several settings, in one run or in two, also shows the difference."""
+    answers: dict[str, dict[tuple[str, str], tuple[float, int]]] = {}
+    for run in runs:
+        answers[run.name] = {}
+        for entry in _after_the_last_step(evaluated, run):
+            question = entry["name"], json.dumps(entry["settings"], sort_keys=True)
+            for score in entry["scores"] if entry["suite"] == "multihop" else ():
+                if score["measure"] == "exact" and not score["slice"] and score["n"]:
+                    answers[run.name][question] = (score["value"], score["n"])
+    questions = dict.fromkeys(question for of_run in answers.values() for question in of_run)
+    titles = {
+        (name, noted): name + _difference(json.loads(noted), [json.loads(n) for other, n in questions if other == name])
+        for name, noted in questions
+    }
+    return {run: {titles[question]: share for question, share in of_run.items()} for run, of_run in answers.items()}
+
+
+def _after_the_last_step(evaluated: Mapping[str, Evaluated], run: Run) -> Iterator[Mapping[str, Any]]:
+    last = run.result and run.result.steps
+    for name, one in evaluated.items() if run.finished else ():
+        if name.startswith(f"{run.name}/") and one.model.get("step") in (None, last):
+            yield from one.entries
 
 
 def suite_tables(evaluated: Sequence[Evaluated]) -> Iterator[tuple[str, str, list[str], list[list[Cell]]]]:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from canonlm.core.untrusted import read_object
+from canonlm.report.evals import years_of
 from canonlm.report.format import listed
-from canonlm.runs.evaluated import Evaluated, years_of
+from canonlm.runs.evaluated import Evaluated
 from canonlm.runs.folder import Folders
 from canonlm.runs.gather import Gathered, gather
 from canonlm.runs.groups import Group
@@ -99,7 +100,7 @@ def load_play(folders: Folders) -> Play:
                 f"Pretraining on text: {name}",
                 "",
                 tuple(group),
-                years={run.name: years_of(evaluated, run.name) for run in group},
+                years=years_of(evaluated, group),
             )
             for name, group in mixes(texts).items()
         ),

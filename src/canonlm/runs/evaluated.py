@@ -1,7 +1,7 @@
 """Reads `results.json` files of `canonlm eval`, which may be damaged or come from somebody else."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,12 +91,6 @@ def _label(path: Path, folder: Path, model: Mapping[str, Any]) -> str:
     return writable("/".join(parts) or Path(str(model["source"])).name)
 
 
-def years_of(evaluated: Mapping[str, Evaluated], run: str) -> dict[str, tuple[float, int]]:
-    """(share right, questions) of the birth-year questions that a run was asked, by their names."""
-    shares = {}
-    for name, one in evaluated.items():
-        for entry in one.entries if name.startswith(f"{run}/") else ():
-            for score in entry["scores"] if entry["suite"] == "multihop" else ():
-                if score["measure"] == "exact" and not score["slice"] and score["n"]:
-                    shares[entry["name"]] = (score["value"], score["n"])
-    return shares
+def difference(settings: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The settings in which any of the others differs."""
+    return {key: value for key, value in settings.items() if any(other.get(key) != value for other in others)}
