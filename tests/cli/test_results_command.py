@@ -7,7 +7,7 @@ import re
 
 import polars as pl
 import pytest
-from folders import evaluation, write_run
+from folders import evaluation, text_evaluation, write_results, write_run, write_text_run
 
 from canonlm.cli import main
 from canonlm.experiments.published import everything, published
@@ -214,3 +214,65 @@ def test_unreadable_folders(tmp_path, capsys):
     assert output.err.startswith(
         "canonlm: FOLDER: expected runs, or results of `canonlm eval`, that can be read (results.json"
     )
+
+
+FILE = {"file": "my.jsonl", "text_key": "text", "n": None, "file_sha256": "166c44fab5d7ccdd"}
+HOPS = {"k": 1, "background": 0, "text": None, "n": 500, "seed": 0, "bos": False}
+
+
+def asked(folder, arch, entries):
+    """A run on text, evaluated after its last step. entries: (suite, name, settings, measure, value)."""
+    evals = [text_evaluation(10, {"web": (2.0, 1.5, 1000)})]
+    run = write_text_run(folder, arch=arch, evals=evals)
+    model = {"source": str(run), "kind": "run", "step": 10, "arch": arch}
+    scores = [(suite, name, settings, [(measure, value, None, 5, {}, suite == "multihop")])
+              for suite, name, settings, measure, value in entries]  # fmt: skip
+    write_results(run / "evals" / "step-00000010", model, scores)
+
+
+def of_contexts(short, long, sha="166c44fab5d7ccdd"):
+    """Bits per byte of a file in windows of 8 and of 64 tokens."""
+    for context, value in ((8, short), (64, long)):
+        yield "text", "text-my", FILE | {"context": context, "file_sha256": sha}, "bits_per_byte", value
+
+
+def test_pairs_have_the_same_settings(tmp_path, capsys):
+    """Two models, each asked in two contexts, are two pairs: 3.5 - 4.0 and 2.75 - 3.0."""
+    asked(tmp_path / "runs" / "a", "llama", of_contexts(4.0, 3.0))
+    asked(tmp_path / "runs" / "b", "llama+canon", of_contexts(3.5, 2.75))
+    assert main(["results", str(tmp_path), "--paired", "--csv", "-", "task=text-my"]) == 0
+    pairs = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert [(row["setting"], row["base"], row["value"], row["delta"]) for row in pairs] == [
+        ("file=my.jsonl 166c44fa, context=8", "4.0", "3.5", "-0.5"),
+        ("file=my.jsonl 166c44fa, context=64", "3.0", "2.75", "-0.25"),
+    ]
+    assert main(["results", str(tmp_path), "--paired", "source=yours", "--group", "text-my"]) == 0
+    better = [row[1:] for row in cells(capsys.readouterr().out) if row[0] == "better"]
+    assert better == [["1/1"], ["1/1"]]
+
+
+def test_each_setting_has_a_cell(tmp_path, capsys):
+    """Other contexts and another file of the same name; no two rows of the CSV have the same question."""
+    other = ("text", "text-my", FILE | {"context": 64, "file_sha256": "142a2dfb15251bde"}, "bits_per_byte", 7.0)
+    again = ("text", "text-my", FILE | {"file": "./my.jsonl", "context": 64}, "bits_per_byte", 3.5)
+    asked(tmp_path / "runs" / "a", "llama", [*of_contexts(4.0, 3.0), other, again])
+    assert main(["results", str(tmp_path), "source=yours", "task=text-my", "--csv", "-"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert {row["setting"]: row["value"] for row in rows} == {
+        "file=my.jsonl 166c44fa, context=8": "4.0",
+        "file=my.jsonl 166c44fa, context=64": "3.5",  # the later answer to the same question
+        "file=my.jsonl 142a2dfb, context=64": "7.0",
+    }
+    assert len(rows) == 3
+    assert main(["results", str(tmp_path), "source=yours", "--group", "text-my"]) == 0
+    shown = cells(capsys.readouterr().out)
+    assert sorted(row[-1] for row in shown if row[0].startswith("a/step")) == ["3.5", "4", "7"]
+
+
+def test_only_the_published_settings_are_beside_the_published_scores(tmp_path, capsys):
+    settings = [HOPS | {"people": people, "published": True} for people in (5, 1)]
+    values = [("multihop", "1hop-0k", each, "exact", value) for each, value in zip(settings, (0.25, 0.9), strict=True)]
+    asked(tmp_path / "runs" / "a", "llama", values)
+    assert main(["results", str(tmp_path), "--group", "multihop", "model=a/step-00000010"]) == 0
+    _, header, row = cells(capsys.readouterr().out)
+    assert dict(zip(header[2:], row[2:], strict=True)) == {"1hop-0k": "25.0", "people=1, published 1hop-0k": "90.0"}

@@ -57,7 +57,7 @@ def groups_of(numbers: pl.DataFrame) -> dict[str, list[Column]]:
             continue
         long = len(question.setting or "") > LONG
         group = known or (f"{question.task}: {question.setting}" if long else question.task)
-        groups.setdefault(group, []).append(Column(_label(question, not long), question))
+        groups.setdefault(group, []).append(Column(_label(question, bool(known) or not long), question))
     return {group: columns for group, columns in groups.items() if columns}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from canonlm.core.errors import expected
 from canonlm.runs.folder import TASK, fields_of, noted_digests, read_config, read_object
-from canonlm.runs.identity import ABSENT, check_label, label
+from canonlm.runs.identity import ABSENT, check_label, flat, label
 from canonlm.runs.rows import DAMAGE, Evaluation, TrainRow, count, evaluation, finite, known_count, one_line
 from canonlm.runs.rows import read as read_rows
 from canonlm.runs.task_info import TaskInfo, read
@@ -100,6 +100,13 @@ class Run:
         """The last evaluation of a finished run."""
         assert self.result is not None
         return self.result.final
+
+    @property
+    def eval_seed(self) -> Any:
+        """The seed of a task's test samples, as `canonlm.train.config.RunConfig.eval_seed` has it."""
+        of_training = getattr(self.task.words, "tests_what_it_trained_on", False)
+        own = flat(self.config).get("data.seed" if of_training else "train.eval_seed")
+        return self.seed if own is None else own
 
     @property
     def damage(self) -> list[str]:

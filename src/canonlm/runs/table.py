@@ -33,7 +33,7 @@ SCHEMA = {
     "model": pl.String,  # a released model, a run, a saved model, or what the paper calls it
     "state": pl.String,  # finished, or: unfinished at step 300 of 2000
     "task": pl.String,  # depo, text; of `canonlm eval`: the name of the test
-    "setting": pl.String,  # difficulty or settings of the task; of text: the sources
+    "setting": pl.String,  # difficulty of the task; of text: the sources; of `canonlm eval`: what is not default
     "arch": pl.String,  # of results: without its Canon layers
     "canon": pl.String,  # sites, such as ABCD or AbCD; b: a short convolution alone; none
     "size": pl.String,  # 1B; 12L768D: layers and width of playground models
@@ -80,7 +80,7 @@ class Names(Protocol):
 
     def question_of(self, suite: str, name: str, measure: str, /) -> tuple[str, str, str]: ...
 
-    def setting_of_suite(self, suite: str, settings: Mapping[str, Any], /) -> str | None: ...
+    def setting_of_suite(self, suite: str, settings: Mapping[str, Any], seed: Any, /) -> str | None: ...
 
 
 def measurements(
@@ -171,10 +171,14 @@ def _of_suites(one: Evaluated, name: str, where: Gathered, about: Mapping[str, R
     tokens = tokens_of(run.config, step) if run and step is not None else None
     unknown_run = (name, None, None, None, arch if isinstance(arch, str) else None, parameters, None, None, None)
     run_name, state, _, _, *rest = about[run.name] if run else unknown_run
+    seed = run.eval_seed if run else 0
+    entries = {}  # one per question: the same file under two paths is one question, and its later answer counts
     for entry in one.entries:
-        suite, split = entry["suite"], entry["settings"].get("split")
+        setting = names.setting_of_suite(entry["suite"], entry["settings"], seed)
+        entries[entry["suite"], entry["name"], setting] = entry
+    for (suite, _, setting), entry in entries.items():
+        split = entry["settings"].get("split")
         at = ("suite", split if isinstance(split, str) else None, step, tokens)
-        setting = names.setting_of_suite(suite, entry["settings"])
         for score in entry["scores"]:
             task, slice, metric = names.question_of(suite, entry["name"], score["measure"])
             if (key := one_line(slice_key(score["slice"]))) != "all":

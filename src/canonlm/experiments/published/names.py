@@ -5,9 +5,12 @@
 
 import re
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from canonlm.experiments.published.benchmarks import DIFFICULTIES
+from canonlm.runs.evaluated import difference
 from canonlm.runs.identity import ABSENT, write
 from canonlm.runs.load import MAX_LABEL
 from canonlm.runs.rows import one_line
@@ -26,6 +29,10 @@ _OF_DATA = ("bos_token_id", "eos_token_id")
 _ONCE = ("fda", "swde", "squad_completion")
 _TWICE = {"canonlm_fda_twice": "fda", "canonlm_swde_twice": "swde", "canonlm_squad_twice": "squad_completion"}
 """Tasks of the harness in which the text with the answer is given once and twice."""
+
+_DIGEST = "_sha256"
+_IN_THE_NAME = ("k", "background", "task", "length", "seq_len", "batch_size")
+"""Settings that the name of an evaluation has, and the batch size, on which no answer depends but by rounding."""
 
 
 def split_arch(arch: str, fields: Mapping[str, Any] | None = None) -> tuple[str, str | None]:
@@ -94,18 +101,46 @@ def question_of(suite: str, name: str, measure: str) -> tuple[str, str, str]:
     return name, "all", measure
 
 
-def setting_of_suite(suite: str, settings: Mapping[str, Any]) -> str | None:
-    """The part of the settings that tells numbers of one name apart: the difficulty of a task; for multi-hop questions
-    whether they have the published distribution, in which the place in the text gives answers away."""
+def setting_of_suite(suite: str, settings: Mapping[str, Any], seed: Any = 0) -> str | None:
+    """All settings that are not the suite's defaults, so that numbers with the same name answer the same question:
+    `fair, 5 people, n=20`. None for the defaults, and for the settings of the published results.
+
+    Multi-hop questions are `fair` unless they have the published distribution, in which the place in the text gives
+    answers away. A file is its name and the beginning of its sha256, wherever it lies. seed: that of the evaluated run,
+    for suites that ask with it by default.
+    """
+    from canonlm.suites.settings import defaults
+
+    # Files of earlier versions have fewer settings.
+    if settings and any(not difference(settings, [each]) for each in _published(suite)):
+        return None
+    parts, named = [], {*_IN_THE_NAME}
     if suite == "playground" and isinstance(task := settings.get("task"), dict):
-        return setting_of(task)
-    parts = []
+        parts = [setting_of(task)]
     if suite == "multihop" and settings.get("published") is False:
         parts = ["fair", *([f"{settings['people']} people"] if "people" in settings else [])]
+        named |= {"published", "people"}
     if suite == "babilong" and settings.get("text") != "dataset":
-        parts = [str(settings.get("facts", "simulator"))]
+        parts = [_written("facts", {"facts": "simulator", **settings})]
+        named.add("facts")
+    usual = defaults(suite)
+    others = difference(settings, [usual | ({"seed": seed} if usual.get("seed", 0) is None else {})])
     parts += [
-        f"{key}={settings[key]}" for key in ("limit", "num_fewshot", "max_length") if settings.get(key) is not None
+        key if others[key] is True else f"{key}={_written(key, settings)}"
+        for key in others
+        if key not in named and not (key.endswith(_DIGEST) and key.removesuffix(_DIGEST) in settings)
     ]
-    parts += ["bos"] if settings.get("bos") else []
-    return ", ".join(parts) or None
+    return one_line(", ".join(parts), MAX_LABEL) or None
+
+
+@cache
+def _published(suite: str) -> list[dict[str, Any]]:
+    from canonlm.suites.settings import PromptOptions, published_settings
+
+    return [each.model_dump() | PromptOptions()._asdict() for each in published_settings(suite)]
+
+
+def _written(key: str, settings: Mapping[str, Any]) -> str:
+    """A value as text; of a file or folder with a digest, its name and the beginning of the digest."""
+    digest = settings.get(key + _DIGEST)
+    return f"{Path(str(settings[key])).name} {str(digest)[:8]}" if digest else write(settings[key])
