@@ -172,6 +172,30 @@ def test_a_run_evaluated_again_is_not_a_second_run(tmp_path):
     assert rows(pairs, "base_model", "canon_model") == [("a", "b")]
 
 
+@pytest.mark.parametrize(
+    ("task", "config", "seed"),
+    [
+        (DEPO1, {}, 7),
+        (DEPO1, {"train": {"eval_seed": 3}, "data": {"seed": 5}}, 3),
+        ({"name": "capo", "N": 10}, {"data": {"seed": 5}}, 5),  # it tests what it trained on
+    ],
+)
+def test_runs_with_other_seeds_have_one_setting(tmp_path, task, config, seed):
+    """The playground asks with the run's own seed by default; any other seed is in the setting."""
+    train = {"steps": 800, "batch_size": 4, "seed": 7, "optim": {"lr": 0.001}} | config.get("train", {})
+    run = depo_run(
+        tmp_path / "a", task=task, config=SHAPE | {"train": train, "data": {"seq_len": 64} | config.get("data", {})}
+    )
+    entries = [
+        ("playground", "x", {"task": task, "n": 500, "seed": each}, [("loss", 0.5, None, 8, {}, False)])
+        for each in (seed, 11)
+    ]
+    write_results(run / "evals" / "x", {"source": str(run), "kind": "run", "step": 800}, entries)
+    numbers, _ = runs_frame([tmp_path])
+    settings = [setting for (setting,) in rows(numbers, "setting", task="x", metric="loss")]
+    assert settings == [setting_of(task), f"{setting_of(task)}, seed=11"]
+
+
 def test_damaged_results_are_left_out(evaluated):
     path = evaluated / "evals" / "theirs" / "results.json"
     path.write_text(path.read_text().replace('"model": {', '"model": 3, "other": {'))
