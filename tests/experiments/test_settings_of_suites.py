@@ -57,6 +57,7 @@ NOW = [
     ("harness", HARNESS | {"include": "a/tasks", "include_sha256": SHA, "metadata": {"n": 1}, "beyond": True},
      'include=tasks 60d037f8, metadata={"n": 1}, beyond'),
     ("playground", PLAYGROUND | {"n": 8, "seed": 3, "split": "train"}, "mano-10, n=8, seed=3, split=train"),
+    ("harness", HARNESS | {"tasks_sha256": SHA}, "tasks=60d037f8"),
     ("text", TEXT, "file=my.jsonl 60d037f8, context=16"),
     ("text", TEXT | {"text_key": "body", "n": 3}, "file=my.jsonl 60d037f8, text_key=body, n=3, context=16"),
 ]  # fmt: skip

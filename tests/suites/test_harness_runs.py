@@ -396,10 +396,23 @@ def test_the_evaluation_command_saves_the_harness_results(llama, include, subjec
     assert first.endswith("(as before)")
     assert second.startswith("local_wikitext  word_perplexity ")
     assert "%" not in second
+    own, data = tmp_path / "mine.yaml", tmp_path / "mine.jsonl"
+    data.write_text((Path(include) / "local_piqa.jsonl").read_text())
+    text = (Path(include) / "local_piqa.yaml").read_text().replace(f"{include}/local_piqa.jsonl", str(data))
+    own.write_text(text.replace("local_piqa", "mine"))
+    shown = []
+    for change in (lambda: None, lambda: None, lambda: data.write_text(data.read_text() * 2)):
+        change()
+        code, output = say(f"local_wikitext,{own}")
+        assert code == 0
+        shown.append([line.split()[0] + line.partition("(as before)")[1] for line in output.out.splitlines()[:-1]])
+    before = "local_wikitext(as before)"
+    assert shown == [[before, "mine"], [before, "mine(as before)"], [before, "mine"]]
     code, output = say("local_piqaa")
     assert code == 2
     assert output.err.startswith('canonlm: unknown task "local_piqaa". Did you mean "local_piqa"?')
-    piqa, wikitext = json.loads((tmp_path / "results.json").read_text())["results"]
+    piqa, wikitext, *mine = json.loads((tmp_path / "results.json").read_text())["results"]
+    assert ["tasks_sha256" in entry["settings"] for entry in (piqa, wikitext, *mine)] == [False, False, True, True]
     assert (piqa["suite"], piqa["name"], wikitext["name"]) == ("harness", "local_piqa", "local_wikitext")
     model = subjects["a Llama of transformers"]
     expected = run_harness(model, HarnessSettings(tasks=["local_piqa"], include=include))["local_piqa"]

@@ -181,14 +181,18 @@ class _Exam:
         from canonlm.suites.harness.run import run_harness
 
         suite, options, results = self.suite, self.options, self.results
-        noted = {**settings.model_dump(mode="json", exclude={"tasks"}), **_contents(settings, ("include", "tasks"))}
+        noted = {**settings.model_dump(mode="json", exclude={"tasks"}), **_contents(settings, ("include",))}
         noted |= {"bos": options.bos, "beyond": options.beyond}
-        finished = {entry["name"]: entry for entry in results.entries(suite, noted)}
+        of_files = {**noted, **_contents(settings, ("tasks",))}
+        own = _tasks_in(settings.tasks)
+        finished = {entry["name"]: entry for entry in results.entries(suite, noted) if entry["name"] not in own}
+        finished |= {entry["name"]: entry for entry in results.entries(suite, of_files) if entry["name"] in own}
         entries, begun = [], time.perf_counter()
 
         def on_task(name: str, scores: list[Score]) -> None:
             nonlocal begun
-            entry = finished.get(name) or results.add(suite, name, noted, scores, time.perf_counter() - begun)
+            where = of_files if name in own else noted
+            entry = finished.get(name) or results.add(suite, name, where, scores, time.perf_counter() - begun)
             begun = time.perf_counter()
             entries.append(entry)
             self.progress.end(entry, again=name in finished)
@@ -222,6 +226,12 @@ def _contents(settings: BaseModel, keys: Iterable[str]) -> dict[str, str]:
         if stamps:
             digests[f"{key}_sha256"] = hashlib.sha256("\n".join(stamps).encode()).hexdigest()
     return digests
+
+
+def _tasks_in(names: Iterable[str]) -> set[str]:
+    """The names of tasks and groups in those that are files."""
+    texts = (read_text(path) for each in names if os.path.isfile(path := expanded(each)))
+    return {name for text in texts for name in re.findall(r"""\b(?:task|group)["']?\s*:\s*["']?([\w.-]+)""", text)}
 
 
 def _files_of(path: Path) -> Iterator[tuple[Path, Path]]:

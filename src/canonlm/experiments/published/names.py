@@ -126,7 +126,7 @@ def setting_of_suite(suite: str, settings: Mapping[str, Any], seed: Any = 0) -> 
     usual = defaults(suite)
     others = difference(settings, [usual | ({"seed": seed} if usual.get("seed", 0) is None else {})])
     parts += [
-        key if others[key] is True else f"{key}={_written(key, settings)}"
+        key if others[key] is True else f"{key.removesuffix(_DIGEST)}={_written(key, settings)}"
         for key in others
         if key not in named and not (key.endswith(_DIGEST) and key.removesuffix(_DIGEST) in settings)
     ]
@@ -142,5 +142,7 @@ def _published(suite: str) -> list[dict[str, Any]]:
 
 def _written(key: str, settings: Mapping[str, Any]) -> str:
     """A value as text; of a file or folder with a digest, its name and the beginning of the digest."""
+    if key.endswith(_DIGEST):
+        return str(settings[key])[:8]
     digest = settings.get(key + _DIGEST)
     return f"{Path(str(settings[key])).name} {str(digest)[:8]}" if digest else write(settings[key])
