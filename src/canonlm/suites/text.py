@@ -135,7 +135,7 @@ def scores(read: Sequence[Row]) -> list[Score]:
     """Bits per byte: the mean over documents, with its standard error. Perplexity of all tokens. Nats by position."""
     bits = [bits_per_byte(row) for row in read if row["tokens"]]
     if not bits:
-        raise expected("file", "a document in which the model predicts a token", "only read ones")
+        raise expected("file", "a document in which the model predicts a token", "documents that are only read")
     error = statistics.stdev(bits) / math.sqrt(len(bits)) if len(bits) > 1 else None
     options: dict[str, Any] = {"higher_is_better": False, "share": False}
     loss = sum(row["nats"] for row in read) / max(1, sum(row["tokens"] for row in read))
