@@ -124,13 +124,11 @@ def nats_of(subject, ids, first):
 
 def test_the_name_of_a_special_token_in_a_document_is_text(words):
     text = "<s>The ferry</s> leaves"
-    plain = words.tokenizer.backend_tokenizer
-    ids = [0, *plain.encode("<", add_special_tokens=False).ids, *plain.encode("s", add_special_tokens=False).ids]
     [row] = rows(words, [text], 48)
     pieces = words.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
     assert not {0, 1} & set(pieces)
     assert words.tokenizer.decode(pieces) == text
-    assert (pieces[0], row["bytes"], row["tokens"]) == (ids[1], len(text), len(pieces))
+    assert (row["bytes"], row["tokens"]) == (len(text), len(pieces))
     assert row["nats"] == pytest.approx(nats_of(words, [0, *pieces], 1), rel=1e-5)
 
 

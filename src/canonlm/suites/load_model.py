@@ -160,7 +160,7 @@ def checksum(model: PreTrainedModel, words: PreTrainedTokenizerBase | None) -> s
     digest = hashlib.sha256()
     for tensor in model.state_dict().values():
         data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        digest.update(f"{zlib.crc32(data.numpy())} ".encode())  # twice as fast as SHA-256
+        digest.update(f"{zlib.crc32(data.numpy())} ".encode())  # SHA-256 of large weights takes long
     settings: Any = model.generation_config
     how: Any = getattr(words, "backend_tokenizer", None)
     ends = [words and (words.bos_token_id, words.eos_token_id), settings and settings.eos_token_id]
