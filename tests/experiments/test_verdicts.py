@@ -294,7 +294,12 @@ claims:
     paper: none
   C51:
     at: {micro: {setting: text-micro}}
-    pairs: [{arm: llama+canon, against: llama, expect: lower, smallest: 0.02}]
+    pairs: &pairs [{arm: llama+canon, against: llama, expect: lower, smallest: 0.02}]
+    paper: none
+  C43:
+    at: {micro: {setting: text-micro}}
+    pairs: *pairs
+    part: true
     paper: none
 """
 
@@ -302,8 +307,8 @@ claims:
 @pytest.mark.parametrize(
     ("spread", "gain", "states"),
     [
-        (0.05, 0.5, {"C45": "contradicted", "C51": "supported"}),
-        (0.005, 0.001, {"C45": "contradicted", "C51": "contradicted"}),
+        (0.05, 0.5, {"C45": "contradicted", "C51": "supported", "C43": "supported in part"}),
+        (0.005, 0.001, {"C45": "contradicted", "C51": "contradicted", "C43": "contradicted"}),
     ],
 )
 def test_text_is_judged_by_loss_and_loss_beyond_the_context(tmp_path, spread, gain, states):

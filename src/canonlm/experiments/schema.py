@@ -153,6 +153,7 @@ class Claim(Settings):
     measure: str | None = None  # in place of the setting's
     relative: bool = False  # differences as shares of the mean of `against`
     steps_to: Annotated[float, Field(gt=0, lt=1)] | None = None  # how many times faster they reach that score
+    part: bool = False  # the pairs test a part of the claim, so it is at most supported in part
     paper: str  # what the paper found, in numbers
     note: str = ""  # how this test differs from the paper's
 

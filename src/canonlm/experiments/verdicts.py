@@ -118,7 +118,8 @@ def _at_look(experiment: Experiment, scale: str, number: str, claim: Claim, outc
     level = experiment.settings[at.setting].looks.get(seeds, 0.05)
     compared = tuple(_compared(experiment, claim, at, pair, tested, level) for pair in claim.pairs)
     states = {each.state for each in compared}
-    state, is_open = combined(states), "undecided" in states and states <= {"undecided", "supported"}
+    is_open = "undecided" in states and states <= {"undecided", "supported"}
+    state = combined(states | {"undecided"} if claim.part else states)
     names = dict.fromkeys(name for arm in tested.values() for name in arm.runs)
     used = min(len(arm.seeds) for arm in tested.values())
     note, finished = claim.note, sum(name in outcomes for name in names)
