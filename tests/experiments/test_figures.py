@@ -75,8 +75,8 @@ def test_the_points_of_one_claim():
                 [verdict] = [each for each in verdicts.judge(experiment, scale, {}) if each.claim == number]
                 runs = {run.name for point in chosen for run in grid.tuning_runs(experiment, point)}
                 assert runs == set(verdict.runs)
-    [without, silu] = grid.points(EXPERIMENTS["fig10"], "micro", ["C25"])
-    assert (without.arch, silu.arch, silu.setting) == ("llama+canon", "llama+canon:silu", "depo-micro")
+    [without, silu] = grid.points(EXPERIMENTS["text"], "micro", ["C25"])
+    assert (without.arch, silu.arch, silu.setting) == ("llama+canon", "llama+canon:silu", "text-micro-again")
 
 
 def test_every_claim_is_tested_or_says_why_not():
