@@ -13,24 +13,26 @@ from canonlm.experiments.grid import SEEDS_OF_A_SET
 from canonlm.experiments.ledger import OWN_RESULTS
 
 
-def scores(
+def by_seed(
     setting: str, score: str, seed_set: str = "0", first_seed: str = "0"
-) -> dict[tuple[str, str, str], list[float]]:
-    """The accuracies on a slice, in percent, or a measure, at the end of training: ascending, by architecture, size and
-    learning rate."""
+) -> dict[tuple[str, str, str], dict[int, float]]:
+    """The accuracies on a slice, in percent, or a measure, at the end of training: for each seed, by architecture, size
+    and learning rate."""
     with (OWN_RESULTS / f"{setting}.csv").open(newline="", encoding="utf-8") as file:
         fresh = (row for row in csv.DictReader(file) if row["split"] == "test")
         first = SEEDS_OF_A_SET * int(seed_set) + int(first_seed)
         rows = [row for row in fresh if first <= int(row["seed"]) < SEEDS_OF_A_SET * (int(seed_set) + 1)]
     last = {row["run"]: row for row in sorted(rows, key=lambda row: int(row["step"]))}
-    by_arm = defaultdict(list)
-    for row in last.values():
+    by_arm: dict[tuple[str, str, str], dict[int, float]] = defaultdict(dict)
+    for row in sorted(last.values(), key=lambda row: int(row["seed"])):
         values = dict(part.rsplit(" ", 1) for key in ("slices", "measures") for part in row[key].split("; ") if part)
         correct, _, total = values[score].partition("/")
-        by_arm[row["arch"], row["size"], row["lr"]].append(100 * int(correct) / int(total) if total else float(correct))
-    return {arm: sorted(values) for arm, values in sorted(by_arm.items())}
+        value = 100 * int(correct) / int(total) if total else float(correct)
+        by_arm[row["arch"], row["size"], row["lr"]][int(row["seed"])] = value
+    return dict(sorted(by_arm.items()))
 
 
 if __name__ == "__main__":
-    for arm, values in scores(*sys.argv[1:]).items():
+    for arm, seeds in by_seed(*sys.argv[1:]).items():
+        values = sorted(seeds.values())
         print(*arm, "seeds", *(f"{value:.4g}" for value in values), "mean", f"{mean(values):.4g}", sep="\t")

@@ -17,7 +17,7 @@ from canonlm.ops.gated_linear_attention import (
     gated_linear_attention_chunked,
     gated_linear_attention_recurrent,
 )
-from canonlm.ops.ssd import ssd, ssd_chunked, ssd_recurrent
+from canonlm.ops.ssd import products, products_on_cpu, ssd, ssd_chunked, ssd_recurrent
 
 DOUBLE = torch.float64
 
@@ -352,6 +352,15 @@ def test_memory_for_the_backward_is_linear_in_time(op):
         return sum(sizes.values())
 
     assert saved(2048) < 2.05 * saved(1024)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+@pytest.mark.parametrize("size", [1, 64])
+def test_products_of_decays_are_the_same_in_both_forms(dtype, size):
+    decays = torch.stack([torch.rand(3, size), extremes([0, 1e-30, 1e-4, 1 - 1e-7, 1], (3, size))]).to(dtype)
+    assert torch.equal(products_on_cpu(decays), products(decays))
+    single = torch.tensor([[0.5, 0.25, 3.0]], dtype=dtype)
+    assert products(single).tolist() == [[[1, 0, 0], [0.25, 1, 0], [0.75, 3, 1]]]
 
 
 # -- the compiler -----------------------------------------------------------------------------------------------------
