@@ -1,12 +1,15 @@
 """`canonlm plan`: numbers checked by hand, and one line for impossible settings."""
 
 import re
+from contextlib import nullcontext
 
 import pytest
 
 from canonlm.cli import main
+from canonlm.core import limits
 from canonlm.launch.plan import cost, make_plan
 from canonlm.launch.recipes import find, load_preset
+from canonlm.train.build import build_model, check_fits
 from canonlm.train.config import resolve
 from canonlm.train.load_config import load
 
@@ -81,6 +84,25 @@ def test_what_a_step_sends_with_context_parallelism():
     tokens = run.train.batch_size * run.data.seq_len // 32
     assert part.traffic.context_parallel == pytest.approx(2 * 3 * 4 * 2048 * tokens * 2 * 3 / 4)
     assert part.sending == pytest.approx(whole.sending + part.traffic.context_parallel / 450e9)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_frozen_parameters_have_no_gradients(tp, monkeypatch):
+    """Only the Canon layers of a Llama train."""
+    changes = [QUICK, SHALLOW, "train.device=cpu", "train.batch_size=8", f"parallel.tp={tp}"]
+    run = load(find("LlamaCanon-1B-Nemo-1T-lr0.002"), [*changes, 'train.freeze=["*", "!*canon*"]'])
+    model = build_model(run, "meta")
+    trained = sum(p.numel() for name, p in model.module.named_parameters() if "canon" in name)
+    assert 0 < trained < model.num_parameters / 1000
+    plan = make_plan(run, 8, "h100")
+    assert plan.memory.parameters >= 4 * model.num_parameters / 8
+    for parts, sent in ((plan.memory.gradients, 4), (plan.memory.optimizer, 8), (plan.traffic.reductions, 4 * 7)):
+        assert 0 < parts <= 1.001 * sent * trained / 8 * tp
+    needed = 4 * model.num_parameters + 12 * trained
+    for memory, fits in ((needed, True), (needed - 1, False)):
+        monkeypatch.setattr(limits, "memory_of", lambda device, memory=memory: memory)
+        with nullcontext() if fits else pytest.raises(ValueError, match="model: needs at least"):
+            check_fits(run.model_copy(update={"data": run.data.model_copy(update={"seq_len": 1})}), model, "cpu")
 
 
 def test_several_numbers_of_gpus(capsys):

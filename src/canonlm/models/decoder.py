@@ -188,7 +188,10 @@ class Decoder(LanguageModel):
             for mixer, of in part.mixer_options.items()
         }
         with torch.device("meta"):
-            return Decoder(CanonLMForCausalLM(part))
+            smaller = Decoder(CanonLMForCausalLM(part))
+        for name, parameter in self.module.named_parameters():
+            smaller.module.get_parameter(name).requires_grad_(parameter.requires_grad)
+        return smaller
 
     def split_block(self, block: nn.Module, mesh: DeviceMesh) -> None:
         tensor_parallel.split_layer(block, mesh)

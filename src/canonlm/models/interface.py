@@ -182,3 +182,8 @@ class LanguageModel(ABC):
     @property
     def num_parameters(self) -> int:
         return self.module.num_parameters()
+
+    @property
+    def num_trained(self) -> int:
+        """The parameters that have gradients and averages of AdamW: without frozen ones."""
+        return sum(p.numel() for p in self.module.parameters() if p.requires_grad)

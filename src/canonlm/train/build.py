@@ -92,7 +92,7 @@ def check_fits(run: RunConfig, model: LanguageModel, device: str) -> None:
     sizes, itemsize = run.model, 2 if run.train.precision == "bf16" else 4
     windows = -(-run.train.batch_size * run.parallel.tp * run.parallel.cp // processes)
     at_once = min(windows, run.parallel.micro_batch_size or windows)
-    check_memory("model", 16 * model.num_parameters / processes, device)
+    check_memory("model", (4 * model.num_parameters + 12 * model.num_trained) / processes, device)
     check_memory("train.batch_size", windows * run.data.seq_len * 2 * 8)  # ids and targets
     check_memory(
         "data.seq_len",

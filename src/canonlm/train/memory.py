@@ -35,8 +35,8 @@ class Memory:
     """The parts, in bytes."""
 
     parameters: float  # in float32, this device's shard
-    gradients: float  # the same
-    optimizer: float  # AdamW's two averages
+    gradients: float  # the same, of parameters that train
+    optimizer: float  # AdamW's two averages of these
     gathered: float  # in the precision of the forward pass: head, three blocks; a block's gradient in transit
     activations: float  # kept for the backward pass
     logits: float  # a chunk of them, the gradients of the head and of its input
@@ -68,7 +68,7 @@ class Device:
         ends = parameters - sum(kinds[name] * sizes[name] for name in kinds)
         if self.model.ends:  # the embedding is freed before the first block
             ends -= sum(p.numel() for p in self.model.ends[0].parameters())
-        shard = 4 * parameters / self.shards
+        trained = 4 * self.model.num_trained / self.shards
         block = max(sizes.values())
         if not self.unsharded:
             gathered = self.itemsize * (ends + 3 * block) + 4 * block  # gradients are reduced in float32
@@ -83,12 +83,12 @@ class Device:
         # A chunk's logits in float32 and, before or after, in the precision of the matrix products.
         logits = min(tokens * 4 * vocab_size, chunk_bytes(self.run.train.device)) * (1 + self.itemsize / 4)
         return Memory(
-            parameters=shard,
-            gradients=shard,
-            optimizer=2 * shard,
+            parameters=4 * parameters / self.shards,
+            gradients=trained,
+            optimizer=2 * trained,
             gathered=gathered,
             activations=micro_batch * activations / cp,
-            logits=logits + 4 * head + 2 * self.itemsize * tokens * hidden_size,
+            logits=logits + 4 * head * head_weight.requires_grad + 2 * self.itemsize * tokens * hidden_size,
         )
 
 

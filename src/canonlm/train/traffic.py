@@ -67,7 +67,6 @@ def traffic(model: LanguageModel, run: RunConfig, devices: int, micro_batch: int
     times = run.train.batch_size * parallel.tp * parallel.cp // devices // micro_batch
     itemsize = 2 if run.train.precision == "bf16" else 4
     in_blocks = sum(p.numel() for block in part.blocks.values() for p in block.parameters())
-    trained = sum(p.numel() for p in part.module.parameters() if p.requires_grad)
     gathered = 2 * in_blocks + (part.num_parameters - in_blocks)
     others = (shards - 1) / shards
     copies, group = parallel.dp_replicate, parallel.tp
@@ -76,8 +75,8 @@ def traffic(model: LanguageModel, run: RunConfig, devices: int, micro_batch: int
     tokens = run.train.batch_size * group // devices * run.data.seq_len
     return Traffic(
         gathers=times * itemsize * gathered * others,
-        reductions=times * 4 * trained * others,
-        copies=4 * trained / shards * 2 * (copies - 1) / copies,
+        reductions=times * 4 * part.num_trained * others,
+        copies=4 * part.num_trained / shards * 2 * (copies - 1) / copies,
         tensor_parallel=sums * tokens * head.shape[1] * itemsize * 2 * (group - 1) / group if group > 1 else 0.0,
         context_parallel=tokens * itemsize * _exchanged(part, run) * (parallel.cp - 1) / parallel.cp,
     )
