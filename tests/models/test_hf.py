@@ -159,9 +159,12 @@ def test_flops_of_heads_that_differ_from_layer_to_layer():
 
 def test_router_loss_is_a_mean_over_targets():
     model = library_model("hf:qwen3_moe{output_router_logits=true,router_aux_loss_coef=0.5}", SIZES)
+    model.module.train()
     outputs = model.module(input_ids=ids, use_cache=False)
-    expected = nn.functional.cross_entropy(outputs.logits.flatten(0, 1), targets.flatten()) + 0.5 * outputs.aux_loss
-    assert_close(model.loss(ids, targets, None, 64.0).total, expected)
+    cross_entropy = nn.functional.cross_entropy(outputs.logits.flatten(0, 1), targets.flatten())
+    assert_close(model.loss(ids, targets, None, 64.0).total, cross_entropy + 0.5 * outputs.aux_loss)
+    model.module.eval()
+    assert_close(model.loss(ids, targets, None, 64.0).total, cross_entropy)  # an evaluation on text has none
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3", "gemma3_text", "olmo3"])

@@ -154,7 +154,7 @@ class ForeignModel(LanguageModel):
         else:
             outputs = self._forward(input_ids, documents)
             loss, _ = losses.loss_of_logits(_PLAIN, outputs.logits, targets)
-        router = getattr(outputs, "aux_loss", None)
+        router = getattr(outputs, "aux_loss", None) if self.module.training else None  # not part of an evaluation
         if isinstance(router, Tensor):  # where the configuration has output_router_logits
             weight = getattr(self.module.config.get_text_config(), "router_aux_loss_coef", 0.0)
             loss = loss + weight * router * (targets != -100).sum()
