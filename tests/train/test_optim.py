@@ -75,6 +75,7 @@ def test_published_runs_decay_everything_and_arguments_of_adamw(tiny):
     assert (group["lr"], group["betas"], group["eps"]) == (0.5, (0.8, 0.9), 1e-3)
 
 
+VECTORS = ("bias", "A_log", ".D", "sinks", "bonus", "removal", "share", "shifts")
 MATRICES = ["embed_tokens", "lm_head", "canonA.weight", "canonB", "canonD", "q_proj.weight"]
 
 
@@ -83,16 +84,21 @@ MATRICES = ["embed_tokens", "lm_head", "canonA.weight", "canonB", "canonD", "q_p
     [
         ("llama+canon", {"attention_bias": True, "canon_bias": True, "qk_norm": True}, [*MATRICES, "norm", "bias"]),
         *(("llama", {"mixers": [mixer]}, ["A_log", "dt_bias"]) for mixer in ("gdn", "mamba2")),
+        ("mamba3{mimo_rank=2}", {}, ["B_bias", "C_bias", "mimo_x"]),
+        ("rwkv7", {}, ["shifts"]),
+        ("hf:mamba", {}, ["A_log"]),  # of two dimensions, unlike that of Mamba2
+        ("hf:gpt_oss", {}, ["experts.down_proj_bias"]),
+        ("hf:rwkv", {}, ["time_mix_key", "time_decay"]),
     ],
 )
-def test_only_parameters_of_several_dimensions_decay(tiny, arch, fields, parts):
-    config = tiny(arch=arch, model={"fields": fields})
+def test_only_matrices_decay(tiny, arch, fields, parts):
+    config = tiny(arch=arch, model={"num_hidden_layers": 2, "fields": fields})
     model = build_model(config).module
     optimizer = build_optimizer(model, config.train.optim)
     decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     decays = {name: decay[id(p)] for name, p in model.named_parameters()}
     for name, value in decays.items():
-        kept = "norm" in name or name.endswith(("bias", "A_log", ".D"))
+        kept = any(part in name for part in ("norm", ".ln", "pre_ln", "time_")) or name.endswith(VECTORS)
         assert value == (0.0 if kept else config.train.optim.weight_decay), name
     for part in parts:
         assert any(part in name for name in decays), part

@@ -12,17 +12,21 @@ from canonlm.train.config import Optim
 
 
 def build_optimizer(model: nn.Module, config: Optim) -> torch.optim.AdamW:
-    """AdamW with weight decay on all parameters, or on those with at least two dimensions: embeddings and convolutions,
+    """AdamW with weight decay on all parameters, or on matrices (at least two dimensions): embeddings and convolutions,
     but not norms and biases, nor A_log, dt_bias and D of a recurrence. Parameters may be DTensors."""
-    min_ndim = {"all": 0, "matrices": 2}[config.decay]
     scales = lr_scales(model, config)
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for decay, decayed in ((config.weight_decay, True), (0.0, False)):
         for name, p in model.named_parameters():
-            if p.requires_grad and (p.ndim >= min_ndim) == decayed:
+            if p.requires_grad and (config.decay == "all" or _is_matrix(name, p)) == decayed:
                 groups.setdefault((decay, scales.get(name, 1.0)), []).append(p)
     listed = [{"params": of, "weight_decay": decay, "lr_scale": scale} for (decay, scale), of in groups.items()]
     return torch.optim.AdamW(listed, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+
+
+def _is_matrix(name: str, parameter: nn.Parameter) -> bool:
+    """Also False for vectors that a model keeps as one tensor: a bias per head, the coefficients of RWKV's shifts."""
+    return parameter.ndim >= 2 and not name.endswith(("bias", "A_log", "shifts")) and "time_mix" not in name
 
 
 def lr_scales(model: nn.Module, config: Optim) -> dict[str, float]:
