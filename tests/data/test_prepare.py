@@ -305,6 +305,37 @@ def test_a_large_vocabulary_takes_four_bytes(tmp_path):
         assert documents(tmp_path / dtype, "train", eos=described.eos_id) == ["é", "b"]
 
 
+def test_links_to_folders_are_followed_once(tmp_path):
+    """They were left out without a word. Here is one to another disk, one to a folder that is read anyway, and a loop."""
+    top, elsewhere = tmp_path / "top", tmp_path / "elsewhere"
+    for folder, name in ((top, "a.txt"), (top / "sub", "b.txt"), (elsewhere / "deep", "c.txt")):
+        folder.mkdir(parents=True)
+        (folder / name).write_text(name)
+    for link, target in ((top / "disk", elsewhere), (top / "again", top / "sub"), (elsewhere / "loop", top)):
+        link.symlink_to(target)
+    assert [file.name for file in reading.find([str(top)])] == ["a.txt", "disk/deep/c.txt", "sub/b.txt"]
+
+
+def test_files_that_cannot_be_found_are_named(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "shut").mkdir()
+    scandir = os.scandir
+
+    def refuse(path):
+        if str(path).endswith("shut"):
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(ValueError, match=r"^--input: expected folders that can be read \(Permission denied\), got .*shut"):
+        reading.find([str(tmp_path)])
+    monkeypatch.undo()
+    (tmp_path / "b.txt").symlink_to(tmp_path / "nowhere")
+    for source in (tmp_path, tmp_path / "*.txt", tmp_path / "b.txt"):
+        with pytest.raises(ValueError, match=r"^--input: expected no broken links, got .*b\.txt"):
+            reading.find([str(source)])
+
+
 def test_a_finished_folder_is_not_prepared_again(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(jsonl(texts(5)))
     first = run(tmp_path / "out", tmp_path / "a.jsonl", validation=0.5)

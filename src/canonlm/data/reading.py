@@ -112,21 +112,35 @@ def find(inputs: Iterable[str], pattern: str | None = None, exclude: Iterable[st
 
 def _names(top: str, pattern: str | None, exclude: tuple[str, ...]) -> Iterator[str]:
     """The chosen files below a folder, relative to it. Excluded folders are not opened: all installed packages are
-    below Python's standard library."""
-    for folder, folders, files in os.walk(top):
-        folders[:] = [name for name in folders if not any(fnmatch(name, left_out) for left_out in exclude)]
-        below = Path(folder).relative_to(top).as_posix()
-        for name in files:
-            if fnmatch(name, pattern) if pattern else _kind(name) is not None:
-                yield name if below == "." else f"{below}/{name}"
+    below Python's standard library. Links to folders come last, so that a folder that is also linked keeps its name;
+    every folder is read once."""
+    seen, starts = set(), [top]
+    for start in starts:
+        for folder, folders, files in os.walk(start, onerror=_raise):
+            if (place := os.path.realpath(folder)) in seen:
+                folders.clear()
+                continue
+            seen.add(place)
+            folders[:] = sorted(name for name in folders if not any(fnmatch(name, left_out) for left_out in exclude))
+            starts += [path for name in folders if os.path.islink(path := f"{folder}/{name}")]
+            below = Path(folder).relative_to(top).as_posix()
+            for name in files:
+                if fnmatch(name, pattern) if pattern else _kind(name) is not None:
+                    yield name if below == "." else f"{below}/{name}"
+
+
+def _raise(error: OSError) -> None:
+    raise expected("--input", f"folders that can be read ({error.strerror})", error.filename)
 
 
 def _is_file(path: str) -> bool:
-    """Whether it is a regular file; False for folders and broken links. ValueError for a device, a FIFO or a socket,
-    which may have no end."""
+    """Whether it is a regular file; False for folders. ValueError for a broken link, whose text would be missing, and
+    for a device, a FIFO or a socket, which may have no end."""
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError):  # ValueError: a name with a null byte
+        if os.path.islink(path):
+            raise expected("--input", "no broken links", path) from None
         return False
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise expected("--input", "regular files", path)
