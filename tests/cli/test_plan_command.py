@@ -86,6 +86,20 @@ def test_what_a_step_sends_with_context_parallelism():
     assert part.sending == pytest.approx(whole.sending + part.traffic.context_parallel / 450e9)
 
 
+def test_a_part_of_one_window_is_sent_too():
+    """With fewer windows in a batch than devices, each has a part of a window."""
+    layout = ["parallel.tp=2", "parallel.cp=4"]
+    sent = [
+        make_plan(
+            load(find("Llama-1B-Nemo-1T-lr0.002"), [QUICK, SHALLOW, *layout, f"train.batch_size={size}"]), 16, "h100"
+        )
+        for size in (2, 8)
+    ]
+    for kind in ("tensor_parallel", "context_parallel"):
+        one, four = (getattr(plan.traffic, kind) for plan in sent)
+        assert four == 4 * one > 0
+
+
 @pytest.mark.parametrize("tp", [1, 2])
 def test_frozen_parameters_have_no_gradients(tp, monkeypatch):
     """Only the Canon layers of a Llama train."""
