@@ -327,7 +327,9 @@ def test_files_that_cannot_be_found_are_named(tmp_path, monkeypatch):
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(ValueError, match=r"^--input: expected folders that can be read \(Permission denied\), got .*shut"):
+    with pytest.raises(
+        ValueError, match=r"^--input: expected folders that can be read \(Permission denied\), got .*shut"
+    ):
         reading.find([str(tmp_path)])
     monkeypatch.undo()
     (tmp_path / "b.txt").symlink_to(tmp_path / "nowhere")

@@ -201,8 +201,16 @@ def test_a_command_starts_beside_each_checkpoint(settings, tmp_path, monkeypatch
         ({"text": {"sources": {"x": {"path": "nowhere"}}}}, "text.sources.x.path: nowhere: expected a folder that "),
         ({"text": {"validation": {"x": "nowhere"}}}, "text.validation.x: nowhere: expected a folder that `canonlm "),
         ({"data": {"seq_len": 9999}}, "data.seq_len: expected less than the "),
+        (
+            {"arch": "hf:gpt2{n_positions=8}"},
+            "data.seq_len: expected at most 8, as hf:gpt2{n_positions=8} has learned 8",
+        ),
+        (
+            {"arch": "hf:gpt2", "train": {"eval_beyond": 4}},
+            "train.eval_beyond: expected no value, as hf:gpt2 has learned",
+        ),
     ],
-    ids=["vocabulary", "no folder", "no validation folder", "too little text"],
+    ids=["vocabulary", "no folder", "no validation folder", "too little text", "few positions", "none beyond"],
 )
 def test_mistakes(settings, tmp_path, capsys, changes, message):
     path = tmp_path / "run.yaml"

@@ -187,3 +187,9 @@ class LanguageModel(ABC):
     def num_trained(self) -> int:
         """The parameters that have gradients and averages of AdamW: without frozen ones."""
         return sum(p.numel() for p in self.module.parameters() if p.requires_grad)
+
+
+def learns_positions(model: PreTrainedModel) -> bool:
+    """Whether the model has a learned table of positions, so that longer inputs are impossible."""
+    tables = (name for name, module in model.named_modules() if isinstance(module, nn.Embedding))
+    return any("wpe" in name or "pos" in name for name in tables)

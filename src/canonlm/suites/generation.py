@@ -12,6 +12,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from canonlm.core.errors import InvalidSetting, expected, panics_raised
 from canonlm.models.build import wrap
+from canonlm.models.interface import learns_positions
 from canonlm.models.saved_model import quiet
 from canonlm.suites.sampling import Sampling
 from canonlm.train.evals.generate import NotFinite, generate
@@ -208,12 +209,6 @@ def end_tokens(model: PreTrainedModel, tokenizer: "PreTrainedTokenizerBase | Tas
     end = tokenizer.eos_token_id
     ends = [id for id in [end, *named] if isinstance(id, int) and (id == end or id in special)]
     return list(dict.fromkeys(ends))
-
-
-def learns_positions(model: PreTrainedModel) -> bool:
-    """Whether the model has a learned table of positions, so that longer inputs are impossible."""
-    tables = (name for name, module in model.named_modules() if isinstance(module, torch.nn.Embedding))
-    return any("wpe" in name or "pos" in name for name in tables)
 
 
 def cut(text: str, stop: Sequence[str]) -> str:

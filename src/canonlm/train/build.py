@@ -10,7 +10,7 @@ from canonlm.core.errors import InvalidSetting, expected
 from canonlm.core.limits import check_memory
 from canonlm.core.ranks import ranks
 from canonlm.models.build import build, complete_name
-from canonlm.models.interface import LanguageModel, Sizes
+from canonlm.models.interface import LanguageModel, Sizes, learns_positions
 from canonlm.models.matching import kinds_of, match_to
 from canonlm.train import trackers
 from canonlm.train.config import RunConfig
@@ -79,8 +79,21 @@ def check(run: RunConfig) -> None:
     """InvalidSetting for a run that cannot be started; writes nothing."""
     model = build_model(run, "meta")
     check_fits(run, model, pick_device(run.train.device))
+    _check_length(run, model)
     trackers.check(run.track)
     lr_scales(model.module, run.train.optim)
+
+
+def _check_length(run: RunConfig, model: LanguageModel) -> None:
+    """InvalidSetting if a window is longer than the model's table of positions: it would fail in the middle of a
+    run."""
+    longest, more = model.context_length if learns_positions(model.module) else None, run.train.eval_beyond or 0
+    if longest is None or run.data.seq_len + more <= longest:
+        return
+    what = f"as {model.arch} has learned {longest:,} positions"
+    if run.data.seq_len > longest:
+        raise expected("data.seq_len", f"at most {longest}, {what}", run.data.seq_len)
+    raise expected("train.eval_beyond", f"no value, {what}", more)
 
 
 def check_fits(run: RunConfig, model: LanguageModel, device: str) -> None:

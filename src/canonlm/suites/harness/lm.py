@@ -18,7 +18,8 @@ from transformers import LogitsProcessorList
 from canonlm.core.borrowed import without_settings
 from canonlm.core.errors import InvalidSetting, expected, panics_raised, unknown
 from canonlm.models.build import wrap
-from canonlm.suites.generation import CPU_TOKENS, end_tokens, learns_positions
+from canonlm.models.interface import learns_positions
+from canonlm.suites.generation import CPU_TOKENS, end_tokens
 from canonlm.suites.load_model import Subject, open_model
 from canonlm.train.evals.generate import NotFinite
 
