@@ -181,9 +181,15 @@ def test_devices_by_the_names_that_torch_gives(name, gpu):
     assert flops.peak_flops(name, torch.float32) == flops.GPUS[gpu].fp32 * 1e12
 
 
-def test_devices_that_are_not_known():
-    assert flops.peak_flops("NVIDIA L40", torch.bfloat16) is None
-    assert flops.peak_flops("NVIDIA A1000", torch.bfloat16) is None
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("NVIDIA L40", "NVIDIA A1000", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 4090 D"),
+        *("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA A100-SXM4-40GB MIG 3g.20gb"),
+    ],
+)
+def test_devices_that_are_not_known(name):
+    assert flops.peak_flops(name, torch.bfloat16) is None
     assert flops.peak_flops("NVIDIA H100 80GB HBM3", torch.float64) is None
 
 

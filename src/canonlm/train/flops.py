@@ -49,12 +49,16 @@ GPUS = {
 }
 """By the name for `canonlm plan --gpu`. The first pattern that matches a device is used."""
 
+SMALLER = r"\bMIG\b|\bLaptop\b|\b4090 D\b"
+"""In the names of devices that have only a part of the named GPU's units. Their peaks are not known."""
+
 
 def peak_flops(device_name: str, dtype: torch.dtype) -> float | None:
     """The peak FLOP/s of a device (`torch.cuda.get_device_name()`) in matrix products of `dtype`; None if not known.
     float32 is without TF32, as in our loop."""
     precision = {torch.bfloat16: "bf16", torch.float32: "fp32"}.get(dtype)
-    name = next((name for name, gpu in GPUS.items() if re.search(gpu.device, device_name)), None)
+    names = (name for name, gpu in GPUS.items() if re.search(gpu.device, device_name))
+    name = None if re.search(SMALLER, device_name) else next(names, None)
     return None if name is None or precision is None else peak_flops_of(name, precision)
 
 
