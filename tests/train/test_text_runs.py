@@ -251,6 +251,22 @@ def test_missing_evaluation_text_is_reported(text, settings, tmp_path):
     assert result["final"] == {}
 
 
+@pytest.mark.parametrize("seen", [True, False])
+def test_evaluation_on_training_text_is_reported(text, settings, tmp_path, seen):
+    for name in ("whole", "other"):
+        source = "digits" if name == "whole" else "letters"
+        prepare(tmp_path / name, [str(text / f"{source}.jsonl")], tokenizer="bytes", workers=1)
+    sources = {"all": {"path": str(tmp_path / "whole")}}
+    reported = []
+    evaluated = {"whole": str(tmp_path / ("whole" if seen else "other"))}
+    run = settings(text={"sources": sources, "validation": evaluated}, train={"steps": 1})
+    train(run, tmp_path / "run", reported.append)
+    assert [row["why"] for row in reported if row["kind"] == "note" and "text.validation" in row["why"]] == seen * [
+        "text.validation.whole has no held-out part (canonlm data prepare --validation), so it is evaluated on windows "
+        "that are also trained on"
+    ]
+
+
 def test_a_text_folder_is_refused_as_a_run_folder(text, settings):
     with pytest.raises(ValueError, match="--out: expected a folder for a run, and not one of prepared text"):
         train(settings(), text / "digits")

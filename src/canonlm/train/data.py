@@ -96,6 +96,15 @@ def evaluation(run: RunConfig, world: World, on_open: OnOpen = _ignore_opened) -
     )  # fmt: skip
 
 
+def trained_on(run: RunConfig) -> list[str]:
+    """The validation texts of a run of which it evaluates windows that it also trains on."""
+    if run.text is None:
+        return []
+    sources = {_open(f"text.sources.{name}.path", each.path).fingerprint for name, each in run.text.sources.items()}
+    texts = _validation(run.text)
+    return [name for name, (text, split) in texts.items() if split == "train" and text.fingerprint in sources]
+
+
 def check_unchanged(run: RunConfig, folder: Path) -> dict[str, Any]:
     """The text that the run reads, for `data.json`: by key, a folder and the sha256 of its index. {} for a task.
 

@@ -187,6 +187,9 @@ class _Run:
         notes = []
         if self.test is None:
             notes += ["nothing will be evaluated: no text has a held-out part, and text.validation is empty"]
+        for name in data.trained_on(self.config) if world.main else []:
+            has = "has no held-out part (canonlm data prepare --validation)"
+            notes += [f"text.validation.{name} {has}, so it is evaluated on windows that are also trained on"]
         if (warmup := settings.optim.warmup_steps) > settings.steps:  # common in short trials, so not an error
             short = f"train.optim.warmup_steps is {warmup:,}, train.steps {settings.steps:,}"
             notes += [f"the learning rate will not reach train.optim.lr: {short}"]
