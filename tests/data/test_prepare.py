@@ -306,7 +306,7 @@ def test_a_large_vocabulary_takes_four_bytes(tmp_path):
 
 
 def test_links_to_folders_are_followed_once(tmp_path):
-    """They were left out without a word. Here is one to another disk, one to a folder that is read anyway, and a loop."""
+    """One to another disk, one to a folder that is read anyway, and a loop."""
     top, elsewhere = tmp_path / "top", tmp_path / "elsewhere"
     for folder, name in ((top, "a.txt"), (top / "sub", "b.txt"), (elsewhere / "deep", "c.txt")):
         folder.mkdir(parents=True)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from canonlm.data.prepare import prepare
 from canonlm.data.tokenizers import bytes_tokenizer, from_file, load
 
 sentencepiece = pytest.importorskip("sentencepiece")
@@ -131,6 +132,24 @@ def test_a_file_may_not_cut_pad_or_end_a_document(tmp_path):
     tokenizer.enable_padding(length=8, pad_token="[PAD]", pad_id=2)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     assert from_file(tmp_path / "tokenizer.json").encode("a " * 6 + "</s>").ids == [0] * 6 + [1]
+
+
+def test_characters_that_would_be_lost_are_named(tmp_path):
+    """The library leaves them out without an error; with an unk_token they are that token."""
+    lossy = Tokenizer(models.BPE({letter: number for number, letter in enumerate("abc?")}, []))
+    lossy.pre_tokenizer = pre_tokenizers.Whitespace()
+    assert lossy.encode("ab xé").ids == [0, 1]
+    (tmp_path / "texts.jsonl").write_text('{"text": "cab"}\n{"text": "ab x\\u00e9"}\n')
+
+    def prepared(name):
+        lossy.save(str(tmp_path / f"{name}.json"))
+        arguments = {"tokenizer": tmp_path / f"{name}.json", "bos": False, "eos": False, "workers": 1}
+        return prepare(tmp_path / name, [str(tmp_path / "texts.jsonl")], **arguments).splits["train"][0]
+
+    with pytest.raises(ValueError, match=r"^--tokenizer: expected a tokenizer that knows x é, or has an unk_token: "):
+        prepared("lossy")
+    lossy.model.unk_token = "?"
+    assert prepared("whole").tokens == 3 + 4
 
 
 def test_names_of_bos_and_eos_may_be_in_a_file_beside_it(tmp_path):

@@ -18,14 +18,19 @@ from functools import cached_property
 from typing import Any
 
 from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
-from canonlm.core.errors import panics_raised
+from canonlm.core.errors import expected, panics_raised
 
 LONG = 2**20
 """Max characters of a text that is not cut. Up to twice as many are encoded together."""
 
 PIECE = 2**18
 """Min characters of a piece, which ends at the next place where a text may be cut."""
+
+UNKNOWN = "<not a token>"
+"""The library leaves out characters that a BPE does not know, unless the BPE names a token for them. With a name that
+is not a token, it fails."""
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -47,6 +52,8 @@ class Encoder:
     ) -> None:
         """file: the tokenizer's, for errors. long, piece: characters of a text that is cut, and of its pieces."""
         self._tokenizer, self._file, self._long, self._piece = tokenizer, file, long, piece
+        if isinstance(tokenizer.model, BPE) and tokenizer.model.unk_token is None:
+            tokenizer.model.unk_token = UNKNOWN
 
     def encode(self, texts: Iterable[str]) -> Iterator[tuple[int, list[int]]]:
         """(number of the text, tokens), the texts in order; those of a long text in several parts."""
@@ -71,10 +78,25 @@ class Encoder:
         return [text[start:stop] for start, stop in zip(cuts, [*cuts[1:], len(text)], strict=True)]
 
     def _encode(self, group: list[tuple[int, str]]) -> Iterator[tuple[int, list[int]]]:
-        with panics_raised(self._file):
-            encoded = self._tokenizer.encode_batch_fast([piece for _, piece in group], add_special_tokens=False)
+        texts = [piece for _, piece in group]
+        try:
+            with panics_raised(self._file):
+                encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        except Exception as error:  # the library raises nothing narrower
+            if UNKNOWN not in str(error):
+                raise
+            lost = " ".join(filter(self._is_lost, sorted(set().union(*texts))))[:100] or "every character"
+            what = f"a tokenizer that knows {lost}, or has an unk_token: they would be missing"
+            raise expected("--tokenizer", what, str(self._file)) from None
         for (number, _), encoding in zip(group, encoded, strict=True):
             yield number, encoding.ids
+
+    def _is_lost(self, character: str) -> bool:
+        try:
+            self._tokenizer.encode(character, add_special_tokens=False)
+        except Exception:
+            return True
+        return False
 
     @cached_property  # at the first long text: a large vocabulary takes a second
     def _cut_places(self) -> re.Pattern[str] | None:
@@ -103,7 +125,7 @@ def _places(tokenizer: Tokenizer) -> re.Pattern[str] | None:
 
 def _is_of_bytes(model: dict[str, Any]) -> bool:
     """Whether every byte is a token, so that nothing is unknown or fused."""
-    if model["unk_token"] or model["continuing_subword_prefix"] or model["end_of_word_suffix"]:
+    if model["unk_token"] not in (None, UNKNOWN) or model["continuing_subword_prefix"] or model["end_of_word_suffix"]:
         return False
     return len(model["vocab"]) == 256 and all(len(token) == 1 for token in model["vocab"])
 
