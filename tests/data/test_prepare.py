@@ -461,6 +461,7 @@ def test_the_standard_library(tmp_path, monkeypatch):
     assert folder == tmp_path / "cache" / "canonlm" / f"python-stdlib-{sha256[:16]}"
     result = documents(folder, "train") + documents(folder, "valid")
     assert sorted(result) == [f"name = {name!r}\n" for name in ("a.py", "b.py", "pkg/e.py")]
+    monkeypatch.setattr(preparing, "__version__", "99.0")
     assert prepare_stdlib() == (folder, sha256)
     (tmp_path / "lib" / "a.py").write_text("name = 1\n")
     assert prepare_stdlib()[0] != folder

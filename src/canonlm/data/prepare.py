@@ -317,5 +317,6 @@ def prepare_stdlib() -> tuple[Path, str]:
     folder = cache / f"python-stdlib-{sha256[:16]}"
     make_folder(folder.parent)
     with lock(folder.with_name(f".{folder.name}.lock")):  # others wait
-        prepare(folder, [library], tokenizer="bytes", glob="*.py", exclude=LEFT_OUT, validation=0.05, max_bad=10)
+        if not (folder / index.NAME).exists():  # else perhaps by an earlier version, with the same text
+            prepare(folder, [library], tokenizer="bytes", glob="*.py", exclude=LEFT_OUT, validation=0.05, max_bad=10)
     return folder, sha256
