@@ -4,10 +4,13 @@ import shutil
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 import canonlm
 from canonlm.cli import main
+from canonlm.data.prepare import prepare
 from canonlm.models.published import save_published
 from canonlm.train import data
 from canonlm.train.build import build_model
@@ -81,6 +84,31 @@ def test_the_first_loss_is_that_of_the_saved_model(tiny, tmp_path, start_from, k
     expected = model.loss(batch.input_ids, batch.targets, batch.documents, targets).total.item()
     assert first_loss(tiny, run, tmp_path / "further") == pytest.approx(expected, rel=1e-5)
     assert first_loss(tiny, first, tmp_path / "random") != pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_another_tokenizer_is_reported(tiny, tmp_path, same):
+    """It may be on purpose, but the saved embeddings are then of other tokens."""
+    (tmp_path / "texts.jsonl").write_text('{"text": "a text"}\n' * 100)
+    prepare(tmp_path / "text", [str(tmp_path / "texts.jsonl")], tokenizer="bytes", workers=1)
+    saved_qwen(tiny, tmp_path / "host", 300)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "text" / "tokenizer.json"))
+    vocabulary = tokenizer.get_vocab()
+    if not same:
+        vocabulary |= {"a": vocabulary["b"], "b": vocabulary["a"]}
+        tokenizer = Tokenizer(BPE(vocabulary, []))
+    tokenizer.add_tokens(["<pad>"])  # exports have more tokens
+    tokenizer.save(str(tmp_path / "host" / "tokenizer.json"))
+    text = {"sources": {"all": {"path": str(tmp_path / "text")}}}
+    path = tiny.yaml(tmp_path / "text.yaml", task=None, text=text, data={"loss_on": "all"}, train=SHORT)
+    run = Recipe(path, [f"model.weights={tmp_path / 'host'}", "train.steps=2"], complete=completed).run
+    rows = []
+    train(run, tmp_path / "run", rows.append)
+    notes = [row["why"] for row in rows if row["kind"] == "note" and "tokenizer" in row["why"]]
+    why = (
+        f"2 of 258 tokens of {tmp_path / 'text'} are others in {tmp_path / 'host'}: model.weights has another tokenizer"
+    )
+    assert notes == ([] if same else [why])
 
 
 def test_only_canon_layers_train_at_a_rate_of_their_own(tiny, tmp_path, start_from):

@@ -96,6 +96,11 @@ def evaluation(run: RunConfig, world: World, on_open: OnOpen = _ignore_opened) -
     )  # fmt: skip
 
 
+def folders(run: RunConfig) -> list[Path]:
+    """The folders of the run's texts; all have the same tokenizer."""
+    return [] if run.text is None else [_open(key, path).folder for key, path in run.text.folders.items()]
+
+
 def trained_on(run: RunConfig) -> list[str]:
     """The validation texts of a run of which it evaluates windows that it also trains on."""
     if run.text is None:

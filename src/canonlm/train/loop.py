@@ -41,7 +41,7 @@ from canonlm.train.optim import build_optimizer, learning_rate
 from canonlm.train.profile import Profile
 from canonlm.train.sharding import last_micro_batch, parallelize
 from canonlm.train.signals import PARENT, Interrupted, Signals, Superseded, recording_failure
-from canonlm.train.weights import Weights
+from canonlm.train.weights import Weights, other_tokenizer
 
 _PROCESS_VARIABLES = ("RANK", "LOCAL_", "WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "SLURM_PROCID",
                       "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP", PARENT,
@@ -190,6 +190,8 @@ class _Run:
         for name in data.trained_on(self.config) if world.main else []:
             has = "has no held-out part (canonlm data prepare --validation)"
             notes += [f"text.validation.{name} {has}, so it is evaluated on windows that are also trained on"]
+        if world.main and self.config.model.weights is not None and not self.step:
+            notes += [note for text in data.folders(self.config)[:1] if (note := other_tokenizer(self.config, text))]
         if (warmup := settings.optim.warmup_steps) > settings.steps:  # common in short trials, so not an error
             short = f"train.optim.warmup_steps is {warmup:,}, train.steps {settings.steps:,}"
             notes += [f"the learning rate will not reach train.optim.lr: {short}"]

@@ -21,6 +21,7 @@ from canonlm.core.files import Stamp
 from canonlm.core.saved import cannot_be_loaded, read_settings
 from canonlm.core.user_folders import expanded
 from canonlm.core.weights import listed
+from canonlm.data.tokenizers import from_file
 from canonlm.models.decoder import fields_of as decoder_fields
 from canonlm.models.hf_small_configs import fields_of as library_fields
 from canonlm.models.interface import LanguageModel, Sizes
@@ -110,6 +111,23 @@ def sha256(folder: Path) -> str:
 def _digest(folder: str, files: tuple[tuple[str, int, int], ...]) -> str:
     lines = [f"{Path(file).relative_to(folder)} {Stamp.of(Path(file)).sha256}" for file, *_ in files]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def other_tokenizer(run: RunConfig, text: Path) -> str:
+    """A note if tokens of the weights stand for other text than those of the prepared `text`; "" if they do not, or if
+    the folder of the weights has no tokenizer."""
+    folder = expanded(str(run.model.weights))
+    try:
+        saved, own = (from_file(place / "tokenizer.json").get_vocab() for place in (folder, text))
+    except Exception:  # no such file, or a damaged one, for which the library raises nothing narrower
+        return ""
+    names = {number: token for token, number in saved.items()}
+    known = {token: number for token, number in own.items() if number in names}
+    if not (wrong := [token for token, number in known.items() if names[number] != token]):
+        return ""
+    return (
+        f"{len(wrong):,} of {len(known):,} tokens of {text} are others in {folder}: model.weights has another tokenizer"
+    )
 
 
 class Weights:
