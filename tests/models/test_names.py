@@ -67,12 +67,19 @@ from canonlm.models.names import name_of, resolve, split_names
         ("gla5-conv.gdn2-conv", {"mixers": ["gla", "gdn"]}),
         ("llama+canon:nores:k3", {"canon_set": "ABCD:k3:nores"}),
         ("llama+canon=AC:silu:bias", {"canon_set": "AC:silu:bias"}),
+        ("llama{canon_kernel=3}+canon=A:k4,C", {"canon_kernel": 3, "canon_set": "A:k4,C"}),
         ("llama{rope_theta=1e6}", {"rope_theta": 1e6}),
         ("gla5{num_heads=2}", {"mixers": ["gla"], "mixer_options": {"gla": {"num_heads": 2}}, "canon_set": "b"}),
     ],
 )
 def test_names(name, fields):
     assert resolve(name, hidden_size=512, num_heads=8) == fields
+
+
+def test_a_site_keeps_its_variant_beside_a_field_for_all():
+    sizes = replace(SMALL, fields={"canon_kernel": 3})
+    assert config_of("llama+canon=A:k4,C", sizes, 0).arch == "llama+canon=A,C:k3"
+    assert config_of("llama+canon", sizes, 0).arch == "llama+canon:k3"
 
 
 def test_resolving_does_not_change_the_table():

@@ -168,14 +168,16 @@ def slots(sites: Iterable[str]) -> str:
     return "".join(letter for letter in letters() if letter in used)
 
 
-def of_modifier(value: str | None, *, recurrent: bool = False, mlp: str = "gated") -> dict[str, Variant]:
+def of_modifier(
+    value: str | None, *, recurrent: bool = False, mlp: str = "gated", default: Variant = Variant()
+) -> dict[str, Variant]:
     """The sites of `+canon=VALUE`, or of `+canon` (None) and `+canon:VARIANTS` (a value that begins with a colon): the
     usual ones that a block with this mixer and MLP has. In recurrent mixers, site b already does what B would do."""
     text = (value or "").rstrip(":")
     if value is None or text.startswith(":"):
         usual = [site for site in SITES.values() if site.usual and site.is_in(mlp)]
         text = slots(site.letter for site in usual if not (recurrent and site.group)) + text
-    sites = parse(text, key="+canon")
+    sites = parse(text, key="+canon", default=default)
     if not sites or not all(SITES[letter].forms for letter in sites):
         raise expected("+canon", "sites such as +canon=AC (not b, which NAME-conv leaves out)", text)
     return sites

@@ -226,6 +226,7 @@ def config_of(arch: str, sizes: Sizes, seed: int, *, saved: bool = False) -> Can
             hidden_size=sizes.hidden_size,
             num_heads=sizes.num_attention_heads,
             head_dim=fields.get("head_dim"),
+            canon=fields,
         )
     except ValueError as error:
         raise InvalidSetting("arch", error) from None

@@ -22,7 +22,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from canonlm.canon import sites as canon_sites
 from canonlm.canon.sites import SHORT_CONV, Variant
 from canonlm.core.errors import expected, unknown
-from canonlm.models.config import CanonLMConfig
+from canonlm.models.config import OF_CANON, CanonLMConfig
 from canonlm.models.fields import FIELDS, GROUPS, lacks, mixer_reads, reads
 from canonlm.models.mixers.base import MIXERS, Architecture, Mixer
 
@@ -41,12 +41,13 @@ class Base(NamedTuple):
         """The settings that are options of the mixer."""
         return {key: self.settings[key] for key in self.settings if key in self.mixer.Options.__dataclass_fields__}
 
-    def canon(self, modifiers: Mapping[str, str | None], mlp: str) -> dict[str, Variant]:
+    def canon(self, modifiers: Mapping[str, str | None], mlp: str, default: Variant) -> str:
         """Its Canon sites: those of `+canon`, if it is one of the modifiers, and b with a short convolution."""
         sites = {SHORT_CONV: Variant()} if self.short_conv else {}
         if "canon" in modifiers:
-            sites |= canon_sites.of_modifier(modifiers["canon"], recurrent=self.mixer.recurrent, mlp=mlp)
-        return sites
+            of_modifier = canon_sites.of_modifier
+            sites |= of_modifier(modifiers["canon"], recurrent=self.mixer.recurrent, mlp=mlp, default=default)
+        return canon_sites.write(sites, default=default)
 
 
 @dataclass(frozen=True)
@@ -199,9 +200,12 @@ MODIFIERS = {
 # -- from a name to fields --------------------------------------------------------------------------------------------
 
 
-def resolve(arch: str, *, hidden_size: int, num_heads: int, head_dim: int | None = None) -> dict[str, Any]:
+def resolve(
+    arch: str, *, hidden_size: int, num_heads: int, head_dim: int | None = None, canon: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """The configuration fields that a name stands for: `resolve("llama+canon=AC", hidden_size=512, num_heads=8)`.
 
+    canon: fields that all Canon layers share (`OF_CANON`), if others than the name sets them.
     `gdn2.gdn2.gdn2.llama` is a hybrid whose layers alternate, as is `llama{sliding_window=512}.llama`. ValueError names
     an unknown or repeated base, modifier or setting, or an invalid value; `check_read` refuses settings without effect.
     """
@@ -244,7 +248,10 @@ def resolve(arch: str, *, hidden_size: int, num_heads: int, head_dim: int | None
     if mixers != ["attention"]:
         fields["mixers"] = mixers
     if not {"canon_set", "canon_sets"} & fields.keys():
-        sites = [canon_sites.write(base.canon(added, fields.get("mlp", "gated"))) for base in layers]
+        # What all sites share is the default of a group: +canon=A:k4 is A:k4 beside {canon_kernel=3}, too.
+        common = fields | dict(canon or {})
+        default = Variant(**{name: common[field] for field, name in OF_CANON.items() if field in common})
+        sites = [base.canon(added, fields.get("mlp", "gated"), default) for base in layers]
         if len(set(sites)) > 1:
             fields["canon_sets"] = sites
         elif sites[0]:
