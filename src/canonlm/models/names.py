@@ -303,14 +303,21 @@ def check_read(config: CanonLMConfig, arch: str, fields: Mapping[str, Any]) -> N
     """InvalidSetting for a setting in the name `arch`, or one of `fields` (`model.fields`), without effect. Saved
     configurations may hold such settings, so `CanonLMConfig` takes them."""
     layers, modifiers = _split(arch)
-    typed = {key: base.name for base in layers for key in base.settings.keys() - base.options.keys()}
+    typed = [(key, base.settings[key], base) for base in layers for key in base.settings.keys() - base.options.keys()]
     for modifier, _, value in (part.partition("=") for part in modifiers):
         if not modifier.startswith("canon"):
             read = MODIFIERS[modifier].read(value or None, config.head_dim, config.num_attention_heads)
-            typed |= dict.fromkeys(read, layers[0].name)
-    for key, base in sorted(typed.items()):
-        if (part := lacks(config, key, base)) is not None:
+            typed += [(key, each, layers[0]) for key, each in read.items()]
+    for key, value, base in sorted(typed, key=lambda one: one[0]):
+        if (part := lacks(config, key, base.name)) is not None:
             raise expected("arch", part, arch)
+        if key == "sliding_window":  # `resolve` checks it; other fields have one value in all layers
+            continue
+        if any(other == key and each != value for other, each, _ in typed):
+            raise expected("arch", f"one value of {key}", arch)
+        alike = [other.settings for other in layers if other.mixer is base.mixer]
+        if key in GROUPS["attention"] and key in base.settings and not all(key in each for each in alike):
+            raise expected("arch", f"{key} in all layers of {base.name}: it cannot differ between them", arch)
     for mixer in (fields.get("mixer_options") or {}).keys() - {*config.mixers}:
         raise expected(f"model.fields.mixer_options.{mixer}", f"a layer of {mixer} to read it", arch)
     for key, value in fields.items():
