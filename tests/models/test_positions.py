@@ -136,6 +136,16 @@ def test_padding_under_autocast_is_finite(small_model, kind, kernel):
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
+@pytest.mark.parametrize("kind", [None, "alibi", "hard"])
+def test_padding_of_eager_attention_in_double_precision(small_model, kind):
+    model = small_model(alibi=kind)
+    tokens = ids(2, 12)
+    expected = model(tokens[1:, 5:], use_cache=False).logits
+    model.set_attn_implementation("eager")
+    result = model(tokens, attention_mask=LEFT, use_cache=False).logits[1:, 5:]
+    assert_close(result, expected, atol=1e-5, rtol=0)  # its softmax is in float32
+
+
 @pytest.mark.parametrize("kind", ["alibi", "hard"])
 @pytest.mark.parametrize("kernel", ["flash_attention_2", "flash_attention_3", "flex_attention", "hub/some-kernel"])
 def test_kernels_without_a_bias_per_head_are_refused(small_model, kind, kernel):

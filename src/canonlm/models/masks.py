@@ -61,6 +61,9 @@ def make_mask(
         if attention_mask is None and doc_ids is None:
             pairs = pairs[:1]  # rows are equal: kernels need to read only one
         mask = alibi_mask(config, pairs, attention_mask, cache, h_BTD.dtype)
+    if isinstance(mask, Tensor) and mask.dtype == torch.float64:
+        # Eager attention's softmax is in float32, where lower numbers are -inf, and a row of padding alone is NaN.
+        mask = mask.clamp(min=torch.finfo(torch.float32).min)
     return mask, order
 
 
