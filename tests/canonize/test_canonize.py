@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_hosts import DOUBLE, KINDS, canonized, differ, host, ids, logits, with_taps
 from torch import nn
+from torch.nn.attention.flex_attention import create_block_mask
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -299,6 +300,19 @@ def test_documents_are_read_from_prepared_masks():
     assert differ(packed[:, 4:], logits(model, tokens[:, 4:])) < 1e-9
     causal = torch.ones(10, 10, dtype=torch.bool).tril()[None, None]
     assert differ(logits(model, tokens, attention_mask=causal), logits(model, tokens)) < 1e-9
+
+
+def test_documents_and_padding_are_read_from_the_masks_of_flex_attention():
+    model, tokens = canonized("llama", dtype=torch.float32), ids(2, 10)
+    document, first = torch.arange(10) >= 6, torch.tensor([0, 2])
+
+    def sees(row, head, query, key):
+        return (query >= key) & (document[query] == document[key]) & (key >= first[row])
+
+    model.set_attn_implementation("flex_attention")
+    packed = logits(model, tokens, attention_mask=create_block_mask(sees, 2, None, 10, 10, device="cpu"))
+    for row, begin, end in [(0, 0, 6), (0, 6, 10), (1, 2, 6), (1, 6, 10)]:
+        assert differ(packed[row, begin:end], logits(model, tokens[row : row + 1, begin:end])[0]) < 1e-4
 
 
 @pytest.mark.parametrize("name", ["cu_seq_lens_q", "seq_idx", "cu_seqlens", "doc_ids"])

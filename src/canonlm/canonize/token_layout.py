@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_mask
 from transformers import Cache, PreTrainedModel
 
 from canonlm.canonize import canon_cache
@@ -63,6 +64,8 @@ def layout_of(model: PreTrainedModel, arguments: Mapping[str, Any]) -> HostLayou
     if isinstance(mask, Mapping):  # one for each kind of layer
         kinds = [kind for kind in ("full_attention", "sliding_attention") if kind in mask] or list(mask)
         mask = mask[kinds[0]] if kinds else None
+    if isinstance(mask, BlockMask):  # of flex attention
+        mask = create_mask(mask.mask_mod, mask.shape[0], 1, time, mask.shape[-1], mask.kv_num_blocks.device)
     real = doc_ids = None
     if isinstance(mask, Tensor) and mask.ndim == 2:
         real = _real(mask, past, time)
