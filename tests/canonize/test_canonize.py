@@ -558,6 +558,16 @@ def test_a_folder_gives_the_model_back(kind, old, tmp_path):
     assert type(loaded) is type(type(model).from_pretrained(tmp_path)) is type(model)
 
 
+@pytest.mark.parametrize("size", ["5GB", "10KB"])
+def test_a_variant_of_the_weights(size, tmp_path):
+    model = canonized("llama", dtype=torch.float32)
+    model.save_pretrained(tmp_path, variant="fp32", max_shard_size=size)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, variant="fp32")
+    assert torch.equal(logits(loaded.eval(), ids()), logits(model, ids()))
+    with pytest.raises(ValueError, match=r"expected weights, model.fp16.safetensors or model.safetensors.index.fp16"):
+        AutoModelForCausalLM.from_pretrained(tmp_path, variant="fp16")
+
+
 def change_settings(folder: Path, **changes: Any) -> None:
     """Other fields in a folder's config.json; None: without it."""
     config = json.loads((folder / "config.json").read_text()) | changes

@@ -73,7 +73,7 @@ class CanonizedModel(Derived):
             if not isinstance(config, PreTrainedConfig) or isinstance(config, CanonHostConfig):
                 kwargs["config"] = config = host_config(saved, cls.config_class)[0]  # type: ignore[attr-defined]
             if local and kwargs.get("state_dict") is None:
-                check_fits(folder, config.to_dict(), lambda: cls(copy.deepcopy(config)))
+                check_fits(folder, config.to_dict(), lambda: cls(copy.deepcopy(config)), kwargs.get("variant"))
         model, info = super().from_pretrained(place, *args, output_loading_info=True, **kwargs)  # type: ignore[misc]
         check_loaded(str(place), model, info, bool(kwargs.get("ignore_mismatched_sizes")))
         for part in model.modules():

@@ -42,7 +42,7 @@ def check_saved(model_class: Any, name_or_path: str | os.PathLike | None, option
     folder = Path(name_or_path or "", options.get("subfolder") or "")
     if name_or_path is None or options.get("state_dict") is not None or not (folder / "config.json").exists():
         return
-    if (file := weights.weights_of(folder)) is None:
+    if (file := weights.weights_of(folder, options.get("variant"))) is None:
         return
     held = weights.headers(file)
     saved = read_settings(folder)
@@ -73,11 +73,13 @@ def check_saved(model_class: Any, name_or_path: str | os.PathLike | None, option
     check_memory(str(folder), sum(p.numel() * p.element_size() for p in model.parameters()))
 
 
-def check_fits(folder: Path, config: Mapping[str, Any], build: Callable[[], Any] | None) -> None:
+def check_fits(
+    folder: Path, config: Mapping[str, Any], build: Callable[[], Any] | None, variant: str | None = None
+) -> None:
     """ValueError unless the weights in a folder can be those of the model that `build` builds, and the machine has the
-    memory. config: its settings. build None: of code that should run only once."""
-    if (file := weights.weights_of(folder)) is None:
-        raise ValueError(f"{folder}: expected weights, {' or '.join(weights.NAMES)}")
+    memory. config: its settings. build None: of code that should run only once. variant: as in `from_pretrained`."""
+    if (file := weights.weights_of(folder, variant)) is None:
+        raise ValueError(f"{folder}: expected weights, {' or '.join(weights.names(variant))}")
     held = weights.headers(file)
     if "quantization_config" not in config and (complaint := weights.not_floats(held)):
         raise ValueError(f"{file}: {complaint}")
