@@ -4,6 +4,7 @@ import json
 import random
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import GenerationConfig
 
 from canonlm.core.user_code import load
@@ -154,7 +156,40 @@ def test_flops_of_heads_that_differ_from_layer_to_layer():
     model = library_model("hf:gemma4_text{sliding_window=16}", SIZES)
     sizes = {(c.num_attention_heads, c.head_dim) for c in model.module.config.per_layer_config}
     assert sizes == {(4, 8), (4, 16)}
-    assert model.forward_flops(32)["attention"] == 3 * 4 * 4 * 8 * 16 + 4 * 4 * 16 * 16
+    assert model.forward_flops(32)["attention"] == 3 * 4 * 4 * 8 * (16 - 16**2 / 64) + 4 * 4 * 16 * 16
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma", "gpt2", "deepseek_v2", "deepseek_v3", "minicpm3", "zamba"])
+def test_flops_of_attention_are_half_of_those_of_all_pairs(model_type):
+    model = library_model(f"hf:{model_type}", SIZES)
+    model.module.set_attn_implementation("eager")
+    products = Counter()
+    for length in (16, 32):  # products of other mixers do not grow with the length
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            model.logits(torch.ones(1, length, dtype=torch.long))
+        products[length] = counter.get_flop_counts()["Global"][torch.ops.aten.bmm] / length
+    counted = model.forward_flops(32)["attention"] - model.forward_flops(16)["attention"]
+    assert products[32] - products[16] == 2 * counted
+
+
+@pytest.mark.parametrize(
+    ("model_type", "layers"),
+    [
+        *((kind, "wwww") for kind in ("mistral", "mixtral", "phi3", "starcoder2", "ministral")),
+        *(("gemma2", "wfwf"), ("gpt_oss", "wfwf"), ("cohere2", "wwwf")),
+    ],
+)
+def test_flops_of_windows(model_type, layers):
+    seen = {"w": sum(min(t + 1, 8) for t in range(32)) / 32 - 8 / 64, "f": 16.0}  # T / 2, not (T + 1) / 2
+    model = library_model(f"hf:{model_type}{{sliding_window=8}}", SIZES)
+    full = library_model(f"hf:{model_type}{{sliding_window=64}}", SIZES).forward_flops(32)["attention"]
+    assert model.forward_flops(32)["attention"] == full * sum(map(seen.get, layers)) / (4 * 16)
+
+
+def test_flops_of_chunks():
+    model = library_model("hf:llama4_text{attention_chunk_size=8}", SIZES)
+    full = library_model("hf:llama4_text{attention_chunk_size=64}", SIZES)
+    assert model.forward_flops(32)["attention"] == full.forward_flops(32)["attention"] * (3 * 4 + 16) / (4 * 16)
 
 
 def test_router_loss_is_a_mean_over_targets():

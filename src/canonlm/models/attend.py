@@ -122,7 +122,12 @@ def _with_sinks(
 
 
 def mean_reach(config: Config, seq_len: int) -> float:
-    """The number of tokens that a token attends to, on average over tokens and layers. Causal: half of them. (Counting
-    all pairs gives twice that.)"""
-    windows = [min(seq_len, config.window(i) or seq_len) for i in config.attending]
-    return sum(window - window**2 / (2 * seq_len) for window in windows) / len(windows)
+    """The number of tokens that a token attends to, on average over tokens and layers."""
+    return sum(reach(seq_len, config.window(i)) for i in config.attending) / len(config.attending)
+
+
+def reach(seq_len: int, window: int | None) -> float:
+    """The number of tokens that a token attends to, on average over tokens. Causal: half of them. (Counting all pairs
+    gives twice that.)"""
+    window = min(seq_len, window or seq_len)
+    return window - window**2 / (2 * seq_len)

@@ -26,6 +26,7 @@ from canonlm.canonize import canonize
 from canonlm.canonize.find_modules import blocks_in
 from canonlm.core.errors import InvalidSetting, expected
 from canonlm.models import loss as losses
+from canonlm.models.attend import reach
 from canonlm.models.cache import positions_in_documents
 from canonlm.models.generation import Generation
 from canonlm.models.hf_small_configs import causal_config, fla_config, refusal
@@ -254,11 +255,15 @@ class ForeignModel(LanguageModel):
             elif isinstance(module, nn.Linear | Conv1D) or (is_expert and not isinstance(module, nn.Embedding)):
                 parts["linear"] += 2 * weights * (used if is_expert else 1.0)
         width, layers = _first_int(config, "hidden_size"), getattr(config, "per_layer_config", None) or []
-        for index, reach in self._reaches(seq_len):
+        for index, tokens in self._reaches(seq_len):
             layer = layers[index] if index < len(layers) else config  # heads may differ from layer to layer
             heads = _first_int(layer, "num_attention_heads")
-            head_dim = _first_int(layer, "head_dim") or (width // heads if heads else 0)
-            parts["attention"] += 4 * heads * head_dim * reach
+            # In latent attention `head_dim` is that of the rotated part, in Zamba there is none.
+            keys = _first_int(layer, "qk_head_dim", "attention_head_dim", "head_dim") or (
+                width // heads if heads else 0
+            )
+            values = _first_int(layer, "v_head_dim") or keys
+            parts["attention"] += 2 * heads * (keys + values) * tokens
         vocabulary = head.weight.numel() if head is not None else width * config.vocab_size
         return {**parts, "head": 2.0 * vocabulary}
 
@@ -282,14 +287,22 @@ class ForeignModel(LanguageModel):
     def _reaches(self, seq_len: int) -> Iterator[tuple[int, float]]:
         """The attention layers by index, and the mean number of tokens that a token attends to."""
         config = self.module.config.get_text_config()
-        window = _first_int(config, "sliding_window", "attention_chunk_size", "attention_window_size") or seq_len
+        window = _first_int(config, "sliding_window", "attention_window_size") or seq_len
+        chunk = min(seq_len, _first_int(config, "attention_chunk_size") or seq_len)
         types = getattr(config, "layer_types", None) or []
+        # As in the library's caches: a window without types of layers is one of all layers.
+        usual = "sliding_attention" if _first_int(config, "sliding_window") else "full_attention"
         for index, block in enumerate(self._blocks.values()):
             kind = types[index] if len(types) == len(self._blocks) else None
-            attends = any("Attention" in type(m).__name__ for m in block.modules())
-            if kind in ("sliding_attention", "chunked_attention", "hybrid_sliding"):
-                yield index, min(seq_len / 2, window)
-            elif kind in ("full_attention", "hybrid") or (kind is None and attends):
+            if kind is None and any("Attention" in type(m).__name__ for m in block.modules()):
+                kind = usual
+            if kind in ("sliding_attention", "hybrid_sliding"):
+                yield index, reach(seq_len, window)
+            elif kind == "chunked_attention":
+                yield index, chunk / 2
+            elif kind == "indexed_attention":
+                yield index, reach(seq_len, _first_int(config, "index_topk"))
+            elif kind in ("full_attention", "hybrid"):
                 yield index, seq_len / 2
 
 
