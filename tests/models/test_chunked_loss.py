@@ -284,6 +284,15 @@ def test_a_loss_without_targets_is_refused(small_model):
         small_model()(torch.tensor([[1, 2]]), loss_only=True)
 
 
+@pytest.mark.parametrize("loss_only", [False, True])
+def test_targets_of_another_shape_are_refused(small_model, loss_only):
+    model, tokens = small_model(), torch.arange(12).view(2, 6)
+    for key, targets in {"labels": tokens[:, :4], "shift_labels": tokens.view(6, 2)}.items():
+        message = rf"^{key}: expected shape \(2, 6\), a target for every token with logits, got "
+        with pytest.raises(ValueError, match=message):
+            model(tokens, loss_only=loss_only, **{key: targets})
+
+
 # A sharded head
 
 

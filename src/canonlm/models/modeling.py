@@ -368,6 +368,10 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
             every = self.lm_head(h_BTD) if logits is None else logits
             loss = own(logits=every, vocab_size=self.config.vocab_size, **given)
         elif shift_labels is not None:
+            rows = (h_BTD if logits is None else logits).shape[:2]
+            if shift_labels.shape != rows:  # the loss in chunks would take the first tokens of all rows
+                what = f"shape {tuple(rows)}, a target for every token with logits"
+                raise expected("shift_labels" if given else "labels", what, tuple(shift_labels.shape))
             if logits is None:
                 sums = self._loss_only(h_BTD, shift_labels, compiled_loss)
             else:
