@@ -1,6 +1,7 @@
 """CanonLayer: y = x + conv(x), and its guarantees for padding, documents, states, dtypes, compilers and host models."""
 
 import itertools
+import re
 
 import pytest
 import torch
@@ -243,3 +244,16 @@ def test_an_unknown_initialisation_is_an_error():
 def test_bad_inputs_are_named(shape):
     with pytest.raises(ValueError, match=r"x: expected a tensor \[batch, time, 3\], got"):
         make()(torch.zeros(shape, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("key", "shape"),
+    [
+        *((key, shape) for key in ("attention_mask", "doc_ids") for shape in [(1, 5), (3, 5), (2, 4), (2, 6)]),
+        *(("state", shape) for shape in [(1, 3, 4), (2, 3, 3), (2, 3, 5), (2, 4, 4)]),
+    ],
+)
+def test_arguments_of_another_shape_are_refused(key, shape):
+    right = [2, 3, 4] if key == "state" else [2, 5]
+    with pytest.raises(ValueError, match=rf"^{key}: expected a tensor {re.escape(str(right))}, .*, got "):
+        make()(torch.zeros(2, 5, 3, dtype=torch.float64), **{key: torch.zeros(shape, dtype=torch.long)})

@@ -117,6 +117,13 @@ KINDS = {
 }
 
 
+@pytest.mark.parametrize("mixers", [["attention"], ["gdn"]])
+def test_a_mask_has_a_row_for_each_row(small_model, mixers):
+    model, mask = small_model(mixers=mixers, canon_set="AC"), torch.tensor([[0, 1, 1, 1]])
+    with pytest.raises(ValueError, match=r"^attention_mask: expected a row for each of 2, got \[1, 4\]"):
+        model(torch.ones(2, 4, dtype=torch.long), attention_mask=mask)
+
+
 @pytest.mark.parametrize("kernel", ["sdpa", "eager"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_documents_under_the_librarys_other_names(small_model, kind, kernel):

@@ -129,7 +129,13 @@ class CanonLayer(nn.Module):
         """
         if x.ndim != 3 or x.shape[-1] != self.hidden_size:
             raise expected("x", f"a tensor [batch, time, {self.hidden_size}]", tuple(x.shape))
+        if state is not None and state.shape != (len(x), self.hidden_size, self.kernel_size):
+            what = f"a tensor [{len(x)}, {self.hidden_size}, {self.kernel_size}], as returned for the tokens before"
+            raise expected("state", what, tuple(state.shape))
         if layout is None:
+            for key, each in (("attention_mask", attention_mask), ("doc_ids", doc_ids)):
+                if isinstance(each, Tensor) and each.shape != x.shape[:2]:  # one row for all would be read as the first
+                    raise expected(key, f"a tensor [{len(x)}, {x.shape[1]}], a value for each token", tuple(each.shape))
             if gaps is None:
                 gaps = attention_mask is not None and search_gaps(attention_mask != 0, state is not None)
             layout = Layout(attention_mask, as_documents(doc_ids), gaps)

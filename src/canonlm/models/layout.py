@@ -100,7 +100,7 @@ def check_documents(cache: Cache, doc_ids: Tensor | None) -> None:
 
 
 def check_mask(
-    config: CanonLMConfig, mask: Tensor | None, dtype: torch.dtype, cache: Cache | None, time: int
+    config: CanonLMConfig, mask: Tensor | None, dtype: torch.dtype, cache: Cache | None, batch: int, time: int
 ) -> Tensor | None:
     """The attention mask: of cached and new tokens, `[B, columns]`; one of all pairs, `[B, 1, T, columns]`, in the form
     that the kernel of attention reads."""
@@ -109,6 +109,8 @@ def check_mask(
             raise expected("attention_mask", "a tensor [batch, tokens] or [batch, 1, new tokens, tokens]", mask)
         return None
     if mask.ndim == 2:
+        if len(mask) != batch:
+            raise expected("attention_mask", f"a row for each of {batch}", list(mask.shape))
         return token_columns(mask, 0 if cache is None else cache.get_seq_length(), time)
     kernel = config._attn_implementation or ""
     if "flash" in kernel or (

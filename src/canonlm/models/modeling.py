@@ -227,7 +227,7 @@ class CanonLMModel(CanonLMPreTrainedModel):
         masks: dict[int | None, Any] = {}  # by the window of a layer
         # In place of `h` where only its shape, dtype and device are read.
         rows_BTD = h_BTD if span is None else h_BTD[:, :1].expand(-1, span.size * h_BTD.shape[1], -1)
-        attention_mask = check_mask(config, attention_mask, h_BTD.dtype, None if paged else cache, rows_BTD.shape[1])
+        attention_mask = check_mask(config, attention_mask, h_BTD.dtype, None if paged else cache, *rows_BTD.shape[:2])
         borders = None if cu_seq_lens_q is None else (cu_seq_lens_q, max_length_q)
         layout, all_ids, position_ids = (
             (Layout(), None, position_ids)
