@@ -146,6 +146,18 @@ def test_a_guess_among_the_values_left_scores_chance():
         assert np.mean(right) == pytest.approx(task.chance({"pairs": 5}), abs=0.02)
 
 
+def test_chance_by_binding_is_over_the_sizes_that_have_such_bindings():
+    task = tasks.get("recall", updates=0.1, pairs=16, test_pairs=[4, 8, 16])  # keys that are bound again: 0, 0, 1
+    assert task.chance({"bound": "again"}) == task.chance({"pairs": 16})
+    task, right = tasks.get("recall", updates=0.5, pairs=4, test_pairs=[1, 4]), {"once": [], "again": []}
+    for index in range(4000):
+        queries = task.sample("test", 0, index).queries
+        for i, query in enumerate(queries):
+            right[query.slice["bound"]].append(1 / (len(queries) - i))
+    for bound, each in right.items():
+        assert np.mean(each) == pytest.approx(task.chance({"bound": bound}), abs=0.01)
+
+
 @pytest.mark.parametrize("difficulty", Recall.difficulties)
 def test_hidden_answers_have_no_loss_on_all(difficulty):
     task = tasks.get("recall", difficulty=difficulty)

@@ -145,8 +145,12 @@ class Recall(Task):
     def chance(self, slice: Slice) -> float:
         """A guess among the values of all keys; where answers are shown, among those that are not yet one."""
         sizes = [int(slice["pairs"])] if "pairs" in slice else self.test_pairs
+        again, bound = [self.updates(n) for n in sizes], slice.get("bound")
+        questions = (
+            again if bound == "again" else [n - a * (bound == "once") for n, a in zip(sizes, again, strict=True)]
+        )
         of_size = [1 / n if self.hidden else sum(1 / left for left in range(1, n + 1)) / n for n in sizes]
-        return float(np.average(of_size, weights=sizes))
+        return float(np.average(of_size, weights=questions))
 
     def explain(self, sample: Sample, query: Query) -> str:
         return sample.meta["why"][sample.queries.index(query)]
