@@ -87,6 +87,8 @@ MISTAKES = {  # of a task and its settings: the message after the task's name
     "parity test_lengths=[65537]": "test_lengths: expected different integers from 1 to 65536, or...",
     "recall pairs=65": "pairs: expected at most 64, as there are no more keys or values, got 65",
     "recall updates=0.5 pairs=50": "pairs: expected at most 42, as there are no more keys or values, got 50",
+    "recall keys=4 levels=8 pairs=1": "keys: expected at least levels (8), as each chain has as many, got 4",
+    "recall values=1 updates=0.5 pairs=1": "values: expected at least 2 with updates, as values...differ, got 1",
     "recall levels=5": "pairs: expected at most 12, as there are no more keys or values, got 16",
     "recall grid=true test_pairs=[5]": "test_pairs: expected square numbers with grid=true, got [5]",
     "recall grid=true key_length=2": "value_length, key_length: expected 1 with grid=true, got 2",

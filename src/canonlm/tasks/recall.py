@@ -74,6 +74,10 @@ class Recall(Task):
                 if length * words**length > MAX_CELLS:
                     what = f"less, so that {kind}_length x {kind}s^{kind}_length is at most {MAX_CELLS}"
                     raise self.refuse(f"{kind}_length", what, length)
+            if not self.grid and _rows(self.keys, self.key_length) < self.levels:
+                raise self.refuse("keys", f"at least levels ({self.levels}), as each chain has as many", self.keys)
+            if not self.possible():
+                raise self.refuse("values", "at least 2 with updates, as values of a sample differ", self.values)
             if self.pairs > (largest := self.possible()[-1]):
                 raise self.refuse("pairs", f"at most {largest}, as there are no more keys or values", self.pairs)
             if self.train_pairs not in (None, *(self._squares(self.pairs) or range(1, self.pairs + 1))):
