@@ -210,6 +210,21 @@ def test_scores_against_lengths_come_first_where_the_test_has_untrained_ones(run
     assert (scores["x"], scores["y"]) == ([*right], [0.9, 0.7, 0.55])
 
 
+@pytest.mark.parametrize(
+    ("task", "scale"),
+    [
+        ({"name": "recall", "pairs": 32, "train_pairs": 16}, "pairs"),
+        ({"name": "recall", "pairs": 16, "train_pairs": None}, "pairs"),
+        ({"name": "copying", "N": 16, "max_items": None}, "n"),
+        ({"name": "copying", "N": 32, "max_items": 16}, "n"),
+    ],
+)
+def test_the_largest_size_of_training_may_be_in_one_of_two_settings(run_folder, task, scale):
+    row = evaluation(5, {(scale, n): (1, 2) for n in (8, 16, 32)})
+    drawn = charts(page_of(run_folder(task=task, evals=[row])))
+    assert drawn["lengths-0"]["series"][0]["x"] == [16, 16]
+
+
 @pytest.mark.parametrize(("task", "sizes"), [({"N": 16}, [16]), ({"N": "16"}, [8, 16]), ({}, [8, 16])])
 def test_one_size_or_a_damaged_configuration_has_no_such_chart(run_folder, task, sizes):
     row = evaluation(5, {("n", n): (1, 2) for n in sizes})

@@ -172,8 +172,8 @@ def _charts(archs: Sequence[Architecture], section: Section, number: int) -> lis
 def largest_trained(section: Section, keys: Sequence[str]) -> float | None:
     """The largest size of training on the scale of these slices. None if it is another kind of scale, or the test has
     one size."""
-    name = scale_words(section.task, keys[0]).trained
-    value = (section.runs[0].config.get("task") or {}).get(name) if name else None
+    task = section.runs[0].config.get("task")
+    value = scale_words(section.task, keys[0]).largest(task if isinstance(task, Mapping) else {})
     sizes = [size for size in map(_size, keys) if math.isfinite(size)]
     return float(value) if isinstance(value, int) and len(sizes) == len(keys) > 1 else None
 

@@ -63,7 +63,7 @@ class Copying(Task):
         "first": Scale(
             "length of the start", lambda v: {"all": "whole list", "1": "first item"}.get(v, f"first {v} items")
         ),
-        "n": Scale("number of items", counted("item"), trained="max_items"),
+        "n": Scale("number of items", counted("item"), trained="max_items N"),
     }
 
     def __init__(self, spec: Spec) -> None:

@@ -1,7 +1,8 @@
 """How reports describe a task: its scales of difficulty, its measures, its score."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -9,13 +10,18 @@ class Scale:
     """One way of slicing the answers. `by` completes "accuracy by …", `label` names a slice, `about` explains it.
 
     trained: for a scale of sizes, the setting with the largest size of training; reports draw the score against the
-    size, and mark it.
+    size, and mark it. Of several settings with spaces between, it is the first that is set.
     """
 
     by: str
     label: Callable[[str], str]
     about: str = ""
     trained: str = ""
+
+    def largest(self, settings: Mapping[str, Any]) -> Any:
+        """The largest size of training with these settings; None if it is not known."""
+        values = (settings.get(name) for name in self.trained.split())
+        return next((value for value in values if value is not None), None)
 
 
 @dataclass(frozen=True)

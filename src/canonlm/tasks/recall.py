@@ -107,7 +107,7 @@ class Recall(Task):
     }  # fmt: skip
     about = "The model reads bindings of keys to values, then keys, and must give the value that is bound to each."
     scales = {
-        "pairs": Scale("number of pairs", counted("pair"), trained="pairs"),
+        "pairs": Scale("number of pairs", counted("pair"), trained="train_pairs pairs"),
         "hops": Scale("look-ups from the key to the value", counted("look-up")),
         "bound": Scale("whether the key was bound again", lambda value: f"bound {value}"),
     }
