@@ -12,12 +12,14 @@ from canonlm import tasks
 from canonlm.cli import main
 from canonlm.launch.recipes import load_preset
 from canonlm.runs.identity import identity
+from canonlm.tasks.base import Verdict
+from canonlm.tasks.tally import Tally
 from canonlm.train.config import resolve
 from canonlm.train.load_config import merge
 
 PAGE = (Path(__file__).parents[2] / "docs" / "add-a-task.md").read_text(encoding="utf-8")
 FUNCTION, CLASS = re.findall(r"```py\n(.*?)```", PAGE, re.S)[:2]
-HEAD = "from canonlm.tasks import Answer, Scale, task\n"
+HEAD = "import numpy as np\nfrom canonlm.tasks import Answer, Scale, task\n"
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +95,22 @@ def test_several_answers_in_named_slices(mine):
     assert [role for _, role in task.show(sample)] == ["context", "marker", "answer", "answer", "marker", "answer"]
     assert [task.chance(where) for where in task.slices()] == [1 / 2, 1 / 3]
     assert task.scales["n"].by == "digits"
+
+
+def test_slices_with_numbers_of_numpy(mine):
+    task = written(
+        mine,
+        "vocab=['a', 'b'], max_len=2, chance=0.5, slices={'n': np.arange(3), 'p': np.array([0.5])}",
+        "def own(rng, test): return ['a', Answer('b', n=np.int64(2), p=np.float64(0.5))]",
+    )
+    sample, tally = task.sample("test", 0, 0), Tally(task.slices())
+    assert json.dumps(sample.queries[0].slice) == '{"n": 2, "p": 0.5}'
+    for verdict in (*task.grade(sample, sample.tokens), Verdict(False, {"n": np.int64(2)}, "")):
+        tally.add(verdict)
+    rows = json.loads(json.dumps(tally.rows()))
+    assert [(row["slice"], row["correct"], row["total"]) for row in rows] == [
+        ({"n": 0}, 0, 0), ({"n": 1}, 0, 0), ({"n": 2}, 1, 2), ({"p": 0.5}, 1, 1)
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

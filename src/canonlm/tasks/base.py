@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -23,6 +24,7 @@ from canonlm.tasks.records import (
     Verdict,
     Vocab,
     as_instance,
+    plain_slice,
 )
 from canonlm.tasks.spec import TaskSpec
 
@@ -186,7 +188,8 @@ class Task:
         for query in drawn.queries:
             if not 0 < query.start < query.stop <= len(tokens) or query.question_start > query.start:
                 raise expected(key, f"answers after the first and within all {len(tokens)} tokens", query)
-        return self._labelled(np.array(tokens, np.int32), drawn.facts, tuple(drawn.queries), loss_on)
+        queries = tuple(replace(query, slice=plain_slice(query.slice)) for query in drawn.queries)
+        return self._labelled(np.array(tokens, np.int32), drawn.facts, queries, loss_on)
 
     def instances(self, split: str, seed: int, w: int, seq_len: int) -> list[Placed]:
         """The complete instances of window w, in order. An instance cut at the window's end is left out."""

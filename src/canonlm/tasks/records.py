@@ -25,6 +25,11 @@ class Query:
     question_start: int = -1
 
 
+def plain_slice(where: Mapping[str, Any]) -> Slice:
+    """The slice with Python's own values: 3 and `np.int64(3)` are one, and only the first can be written as JSON."""
+    return {key: value.item() if isinstance(value, np.generic) else value for key, value in where.items()}
+
+
 @dataclass(frozen=True)
 class Instance:
     """A result of `Task.draw`: tokens (names or ids), the answers among them, and facts for people."""
