@@ -11,6 +11,7 @@ from refusals import refused
 from canonlm import tasks
 from canonlm.cli import main
 from canonlm.launch.recipes import load_preset
+from canonlm.runs import task_info
 from canonlm.runs.identity import identity
 from canonlm.tasks.base import Verdict
 from canonlm.tasks.tally import Tally
@@ -95,6 +96,34 @@ def test_several_answers_in_named_slices(mine):
     assert [role for _, role in task.show(sample)] == ["context", "marker", "answer", "answer", "marker", "answer"]
     assert [task.chance(where) for where in task.slices()] == [1 / 2, 1 / 3]
     assert task.scales["n"].by == "digits"
+
+
+def test_answers_without_a_slice_have_a_chance(mine, monkeypatch):
+    task = written(
+        mine, "vocab=['a', 'b'], max_len=2, chance=np.float32(0.5)", "def own(rng, test): return ['a', Answer('b')]"
+    )
+    assert json.loads(json.dumps(task_info.written(task)))["chance"] == {"all": 0.5}
+    monkeypatch.setattr(type(task), "chance", lambda self, where: 1 + 3e-16)
+    assert task_info.written(task)["chance"] == {"all": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("vocab=['a', 'b', 'a'], chance=0", 'vocab: expected different texts, the names of the tokens, got "a"'),
+        ("vocab=[*range(3)], chance=0", "vocab: expected different texts, the names of the tokens, got 0"),
+        ("vocab=['a'], markers=['b'], chance=0", 'markers: expected names of the vocabulary, got "b"'),
+        ("vocab=['a'], chance=50", "mine.py:own: chance of all: expected a share from 0 to 1, got 50"),
+        (
+            "vocab=['a'], chance=lambda where: None",
+            "mine.py:own: chance of all: expected a share from 0 to 1, got None",
+        ),
+        ("vocab=['a'], chance=float('nan')", "mine.py:own: chance of all: expected a share from 0 to 1, got nan"),
+    ],
+)
+def test_invalid_vocabulary_or_chance(mine, arguments, line):
+    with refused(line):
+        task_info.written(written(mine, f"max_len=2, {arguments}", "def own(rng, test): return ['a', Answer('a')]"))
 
 
 def test_slices_with_numbers_of_numpy(mine):

@@ -6,9 +6,11 @@ The JSON may be somebody else's: it is only read as text, and long texts are cut
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from canonlm.core.errors import expected
 from canonlm.core.untrusted import read_json
 from canonlm.core.user_code import is_reference
 from canonlm.runs.rows import DAMAGE, finite, one_line, primary, slice_key
@@ -18,6 +20,7 @@ if TYPE_CHECKING:  # numba, which a report of other results does not need
 
 MAX_BYTES = 2**16
 MAX_LETTERS = 500
+ROUNDING = 1e-9  # of probabilities that add up to 1
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,8 @@ class TaskInfo:
 
 
 def written(task: "Task") -> dict[str, Any]:
-    """The content of `task.json`. Scales have labels for the slices of the test."""
+    """The content of `task.json`. Scales have labels for the slices of the test. ValueError: a chance that is not a
+    share."""
     labels: dict[str, dict[str, str]] = {name: {} for name in task.scales}
     for name, value in (pair for where in task.slices() for pair in where.items() if pair[0] in labels):
         labels[name][str(value)] = task.scales[name].label(str(value))
@@ -69,8 +73,11 @@ def written(task: "Task") -> dict[str, Any]:
         for name, one in task.scales.items()
     }
     chance = {slice_key(where): task.chance(where) for where in task.slices()}
+    for key, score in chance.items():
+        if not (isinstance(score, Real) and 0 <= score <= 1 + ROUNDING):
+            raise expected(f"{task.name}: chance of {key}", "a share from 0 to 1", score)
     return {
-        "chance": chance,
+        "chance": {key: min(1.0, float(score)) for key, score in chance.items()},
         "about": task.about,
         "scales": scales,
         "measures": {key: vars(measure) for key, measure in task.measures.items()},

@@ -96,11 +96,14 @@ class FunctionTask(Task):
 
     def _slices_of_samples(self) -> list[Slice]:
         values: dict[str, set[int | str]] = {}
+        unsliced = False
         for index in range(SAMPLES_FOR_SLICES):
             for query in self.sample("test", 0, index).queries:
+                unsliced = unsliced or not query.slice
                 for key, value in query.slice.items():
                     values.setdefault(key, set()).add(value)
-        return [{key: v} for key, all_ in values.items() for v in sorted(all_, key=lambda v: (isinstance(v, str), v))]
+        named = [{key: v} for key, all_ in values.items() for v in sorted(all_, key=lambda v: (isinstance(v, str), v))]
+        return [*named, {}] if unsliced else named
 
 
 def _as_function(value: Any) -> Callable[[Any], Any]:

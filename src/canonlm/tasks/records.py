@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from canonlm.core.errors import expected
+
 Slice = dict[str, int | str]
 LONGEST_SHOWN = 60  # characters of a setting in a task's repr: a setting can be a whole grammar
 
@@ -108,7 +110,12 @@ class Vocab:
     def __init__(self, names: Iterable[str], markers: Iterable[str] = ()) -> None:
         self.names = tuple(names)
         self.ids = {name: i for i, name in enumerate(self.names)}
-        assert len(self.ids) == len(self.names), "token names repeat"
+        if len(self.ids) < len(self.names) or not all(isinstance(name, str) for name in self.names):
+            wrong = [name for i, name in enumerate(self.names) if self.ids[name] != i or not isinstance(name, str)]
+            raise expected("vocab", "different texts, the names of the tokens", wrong[0])
+        for name in (markers := tuple(markers)):
+            if name not in self.ids:
+                raise expected("markers", "names of the vocabulary", name)
         self.markers = frozenset(self.ids[name] for name in markers)
 
     def __len__(self) -> int:
