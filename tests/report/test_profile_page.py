@@ -175,6 +175,43 @@ def test_runs_until_solved_are_compared_by_speed_alone():
     assert "75.0% right, against llama" in visible_text(html(shown, ""))
 
 
+def test_runs_that_ended_early_say_nothing_about_higher_shares():
+    """llama+canon ends at a quarter of the steps with 60 % right, llama after all of them with 95 %: it might have been
+    the slower one to 90 %."""
+    experiment, outcomes = profile(PAIR, ("depo",), seeds=3, until=0.5, sizes=("2L32D", "2L64D")), {}
+    for point in grid.points(experiment, "micro"):
+        while new := [run for run in grid.tuning_runs(experiment, point, outcomes) if run.name not in outcomes]:
+            outcomes |= {run.name: _ended(run) for run in new}
+        outcomes |= {run.name: _ended(run) for run in grid.reported(experiment, point, outcomes, 3)}
+    shown = profiled(experiment, outcomes)
+    assert shown.shares == (0.5,)
+    for task in shown.tasks:
+        [versus] = task.comparisons
+        assert {share: speed.factor for share, speed in versus.speeds.items()} == {0.5: pytest.approx(4)}
+        assert (task.visible, task.needed) == (None, None)
+    assert headlines(shown)[0] == (
+        "llama+canon against llama: so far faster on Depo (2L32D) and Depo (2L64D), slower on none."
+    )
+    assert (growth(shown), planned(shown)) == ([], [])
+    assert not any("points" in line for line in noise(shown))
+    text = visible_text(page := html(shown, ""))
+    assert "equal FLOPs" not in text
+    assert "90 %" not in text
+    assert "135" not in text  # a tuning score is 0.6 right, and 0.75 of the steps not needed
+    assert "0.001: 1.35" in text
+    assert [panel["title"] for panel in charts(page)["solved"]["panels"]] == ["Depo (2L32D), 50%", "Depo (2L64D), 50%"]
+
+
+def _ended(run):
+    full, ends = run.config.train.steps, [0.6] if "canon" in run.config.arch else [0.1, 0.2, 0.3, 0.95]
+    counts = [{key: Count(round(1000 * end), 1000) for key in SLICES["depo"]} for end in ends]
+    rows = [Evaluation(full * quarter // 4, each, 1.0) for quarter, each in enumerate(counts, 1)]
+    return Run(
+        name=run.name, arch=run.config.arch, lr=run.config.train.optim.lr, seed=run.config.train.seed, steps=full,
+        config=run.config.model_dump(), evals=tuple(rows), result=Result(rows[-1].step, rows[-1], tokens_per_s=9.0),
+    )  # fmt: skip
+
+
 def test_three_seeds_are_reported_as_undecided():
     _, _, shown = made_up(PAIR, BOTH, 3, apart)
     assert re.fullmatch(

@@ -110,7 +110,7 @@ class Arm:
 @dataclass(frozen=True)
 class Versus:
     """An architecture against the first one. end: their final scores. speeds: how many times faster it reaches each of
-    THRESHOLDS; None where too few runs do. standing: what a difference of the final scores means."""
+    `Profile.shares`; None where too few runs do. standing: what a difference of the final scores means."""
 
     end: Comparison
     speeds: Mapping[float, Speed | None]
@@ -123,7 +123,7 @@ class TaskProfile:
     architecture but the first with the first; None while either has no run. itself: the first one with other seeds
     against itself, which shows how much is noise; None if these seeds are not trained. visible, needed: the difference
     that the planned seeds would show if further runs are like the tuning runs, and the number of seeds for one of
-    USEFUL (None: more than 1,000), the larger one of all pairs; both None before tuning."""
+    USEFUL (None: more than 1,000), the larger one of all pairs; both None before tuning and with `until`."""
 
     task: TaskInfo
     name: str
@@ -161,6 +161,11 @@ class Profile:
     def share(self) -> float:
         """The share of right answers whose speed counts first."""
         return self.until or HALF
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """The shares of right answers to which steps are counted."""
+        return shares_until(self.until)
 
 
 def profiled(experiment: Experiment, outcomes: grid.Outcomes) -> Profile:
@@ -208,7 +213,9 @@ def _task(
     if name + AGAIN in experiment.settings:
         again = _arm(experiment, grid.Point(name + AGAIN, named[0], None, size), archs[0], outcomes)
         itself = _versus(again, first, slices, chance, pairs, setting.until)
-    visible, needed = _planned(first, others, _seeds(setting), LEVEL / max(1, pairs))
+    visible, needed = None, None
+    if setting.until is None:  # else final scores say nothing
+        visible, needed = _planned(first, others, _seeds(setting), LEVEL / max(1, pairs))
     return TaskProfile(
         TaskInfo(setting.task),
         label_of(name),
@@ -224,6 +231,12 @@ def _task(
     )
 
 
+def shares_until(until: float | None) -> tuple[float, ...]:
+    """THRESHOLDS; of runs that end with a share right, those below it, and it: such a run might have had more right in
+    later steps, so nothing is known of higher ones."""
+    return THRESHOLDS if until is None else (*(share for share in THRESHOLDS if share < until), until)
+
+
 def _versus(
     arm: Arm, first: Arm, slices: Sequence[str], chance: float, pairs: int, until: float | None
 ) -> Versus | None:
@@ -231,12 +244,11 @@ def _versus(
         return None
     runs = *arm.runs, *first.runs
     end, every = max(run.evals[-1].step for run in runs), max(map(evaluated_every, runs))
-    shares = {*THRESHOLDS, until or HALF}
     speeds = {
         share: speed_factor(
             arm.solved_at(share, slices), first.solved_at(share, slices), end, LEVEL / pairs, every=every
         )
-        for share in shares
+        for share in shares_until(until)
     }
     means = arm.score.mean, first.score.mean
     guessing = sum(each <= chance + CHANCE_MARGIN for each in means)

@@ -43,10 +43,14 @@ def _headline(profile: Profile, place: int) -> str:
     if not results:
         return f"{arch} against {first}: no task is done yet."
     missing = f" ({len(results)} of {len(compared)} tasks are done)" if len(results) < len(compared) else ""
-    if profile.seeds < profile.needed:
-        higher, lower = ([label for label, each in results if sign * each.end.gap > 0] for sign in (1, -1))
-        return f"{arch} against {first}: so far higher on {_names(higher)}, lower on {_names(lower)}{missing}."
     speeds = [(label, speed) for label, each in results if (speed := each.speeds[profile.share])]
+    if profile.seeds < profile.needed:
+        leads = [(label, each.end.gap) for label, each in results]
+        if profile.until:
+            leads = [(label, speed.factor - 1) for label, speed in speeds]
+        higher, lower = (_names([label for label, lead in leads if sign * lead > 0]) for sign in (1, -1))
+        more, less = ("faster", "slower") if profile.until else ("higher", "lower")
+        return f"{arch} against {first}: so far {more} on {higher}, {less} on {lower}{missing}."
     faster = [label for label, speed in speeds if speed.low > 1]
     slower = [label for label, speed in speeds if speed.high < 1]
     labels: dict[str, list[str]] = {state: [] for state in STATES}
@@ -83,7 +87,9 @@ def verdicts(profile: Profile) -> list[str]:
 def growth(profile: Profile) -> list[str]:
     """A sentence for each task at several sizes and each architecture but the first: how its lead changes between the
     first size and the last one."""
-    lines = []
+    lines: list[str] = []
+    if profile.until:  # final scores say nothing
+        return lines
     for name in dict.fromkeys(task.name for task in profile.tasks if task.size is not None):
         rows = [task for task in profile.tasks if task.name == name]
         small, large = rows[0], rows[-1]
@@ -118,10 +124,11 @@ def noise(profile: Profile) -> list[str]:
     for task in profile.tasks:
         if task.itself is not None and task.itself.end.seeds > 2:
             end, speed = task.itself.end, task.itself.speeds[profile.share]
-            times = f", {factor(speed)} times as fast" if speed else ""
-            shown = "" if end.state not in ("higher", "lower") else ": a false verdict"
-            gap = f"{_plain(end.gap)} points {_interval(end.safe)}"
-            lines.append(f"{task.label}: {first} with other seeds against {first}: {gap}{times}{shown}.")
+            parts = [] if profile.until else [f"{_plain(end.gap)} points {_interval(end.safe)}"]
+            parts += [f"{factor(speed)} times as fast"] if speed else []
+            shown = ": a false verdict" if end.state in ("higher", "lower") and not profile.until else ""
+            result = ", ".join(parts) or "too few runs get there"
+            lines.append(f"{task.label}: {first} with other seeds against {first}: {result}{shown}.")
     return lines
 
 

@@ -5,7 +5,7 @@ from statistics import mean
 from typing import Any
 
 from canonlm.experiments.outcomes import accuracy
-from canonlm.experiments.profile_results import THRESHOLDS, Arm, Profile, TaskProfile
+from canonlm.experiments.profile_results import Arm, Profile, TaskProfile
 from canonlm.report.charts import GUESS, Chart, Series, level, series_of, steps_axis
 from canonlm.report.format import count_of, hint_of, percent
 
@@ -45,17 +45,17 @@ def scores(profile: Profile) -> Chart:
 
 
 def solved(profile: Profile) -> Chart:
-    """Three panels for each task: the share of seeds that have reached 50, 90 and 99 % right answers, by step."""
+    """For each task a panel for each of `profile.shares`: how many of the seeds have got as much right, by step."""
     panels: list[dict[str, Any]] = []
     series: list[Series] = []
     for task in profile.tasks:
-        for threshold in THRESHOLDS:
+        for threshold in profile.shares:
             for arm in task.arms:
                 if arm.runs:
                     series.append(_survival(task, arm, threshold) | {"panel": len(panels)})
             title = f"{task.label}, {percent(threshold)}".replace(".0%", "%")
             panels.append({"title": title, "x": steps_axis(task.steps, linked=_equal(profile)), "y": {"share": True}})
-    return {"columns": 3, "panels": panels, "series": series}
+    return {"columns": len(profile.shares), "panels": panels, "series": series}
 
 
 def _equal(profile: Profile) -> bool:

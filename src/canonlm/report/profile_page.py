@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from statistics import mean
 from typing import Any
 
-from canonlm.experiments.profile_results import HALF, SOLVED, THRESHOLDS, Arm, Profile, TaskProfile, Versus
+from canonlm.experiments.profile_results import HALF, SOLVED, Arm, Profile, TaskProfile, Versus
 from canonlm.report.blocks import Block, Cell, caveat, cell, chart, fold, page, spread_cell, table
 from canonlm.report.format import count_of, percent, quantity, sentence
 from canonlm.report.profile import caveats, factor, growth, headlines, noise, planned, verdicts
@@ -26,10 +26,11 @@ MATCHED = (
 )
 TUNING = (
     "Chosen by tuning seeds on a validation split. Sensitivity: the points that are lost there at a rate beside the "
-    "best one, on the worse side."
+    "best one, on the worse side. With --until, a tuning score is the share of right answers at the end plus the share "
+    "of the steps that were not needed."
 )
 SOLVING = (
-    "Share of seeds with half, 90 and 99 % of the answers right at any evaluation so far, by step. A seed that never "
+    "Share of seeds with that much of the answers right at any evaluation so far, by step. A seed that never "
     "got there is censored: its line ends with a marker below 100 %, which says nothing about later steps."
 )
 BY_STEP = "Score during training, against steps. Thin lines: single seeds. Bold lines: their mean."
@@ -95,7 +96,7 @@ def _rows(profile: Profile, cells: Callable[[TaskProfile, Arm], list[Cell]]) -> 
 
 
 def _matched(profile: Profile) -> list[Block]:
-    if len(profile.archs) < 2:
+    if len(profile.archs) < 2 or profile.until:  # runs that have ended would have had more right later
         return []
     per_step = (lambda arm: 1.0, lambda arm: arm.flops, lambda arm: arm.minutes)
 
@@ -116,10 +117,12 @@ def _matched(profile: Profile) -> list[Block]:
 
 
 def _tuning(profile: Profile) -> Block:
+    say = "{:.2f}".format if profile.until else percent
+
     def cells(task: TaskProfile, arm: Arm) -> list[Cell]:
         rate = "–" if arm.rate is None else f"{arm.rate.lr:g}"
-        lost = "–" if arm.sensitivity is None else f"{100 * arm.sensitivity:.1f}"
-        tried = ", ".join(f"{lr:g}: {percent(mean(scores))}" for lr, scores in sorted(arm.tuning.items())) or "–"
+        lost = "–" if arm.sensitivity is None or profile.until else f"{100 * arm.sensitivity:.1f}"
+        tried = ", ".join(f"{lr:g}: {say(mean(scores))}" for lr, scores in sorted(arm.tuning.items())) or "–"
         return [cell(rate, "at the edge" if arm.at_edge else ""), lost, tried]
 
     return table(["task", "architecture", "learning rate", "sensitivity", "tuning scores"], _rows(profile, cells),
@@ -129,16 +132,16 @@ def _tuning(profile: Profile) -> Block:
 def _solved(profile: Profile) -> Block:
     def cells(task: TaskProfile, arm: Arm) -> list[Cell]:
         columns: list[Cell] = []
-        for threshold in THRESHOLDS:
+        for threshold in profile.shares:
             steps = arm.solved_at(threshold, task.slices)
             passed = sorted(step for step in steps if step is not None)
             text = ", ".join(f"{step:,}" for step in passed) or "–"
             columns.append(cell(text, f"{len(passed)} of {count_of(len(steps), 'seed')}" if steps else ""))
         versus = task.comparisons[task.arms.index(arm) - 1] if arm is not task.arms[0] else None
-        speeds = [versus.speeds[threshold] for threshold in THRESHOLDS] if versus else [None] * len(THRESHOLDS)
+        speeds = [versus.speeds[share] if versus else None for share in profile.shares]
         return [*columns, *("–" if speed is None else factor(speed) for speed in speeds), f"{task.steps:,}"]
 
-    shares = [f"{share:.0%}".replace("%", " %") for share in THRESHOLDS]
+    shares = [percent(share).replace(".0%", "%").replace("%", " %") for share in profile.shares]
     head = ["task", "architecture", *(f"steps to {share}" for share in shares),
             *(f"times as fast, {share}" for share in shares), "all steps"]  # fmt: skip
     return table(head, _rows(profile, cells), kind="models")
