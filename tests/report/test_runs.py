@@ -181,6 +181,8 @@ def test_slices_are_named_and_sorted_numerically():
     assert in_order(["n=17-32", "n=9-16", "d=0.5", "n=1-8", "d=0.25", "n=33+", "n=1-8"]) == [
         "n=1-8", "n=9-16", "n=17-32", "n=33+", "d=0.25", "d=0.5"
     ]  # fmt: skip
+    assert in_order(["d=1", "d=-1", "d=0", "d=-10"]) == ["d=-10", "d=-1", "d=0", "d=1"]
+    assert in_order(["p=0.001", "p=1e-05", "p=0.1"]) == ["p=1e-05", "p=0.001", "p=0.1"]
     assert in_order(["from=start", "from=cut"]) == ["from=start", "from=cut"]  # words as the task names them
 
 

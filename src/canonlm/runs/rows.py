@@ -60,6 +60,8 @@ MAX_BYTES = 2**30
 MAX_LETTERS = 100
 """Max letters of a name from a file."""
 
+_NUMBER = re.compile(r"(?:(?<==)-)?\d+(?:\.\d+)?(?:e[-+]?\d+)?")  # the 9 and 16 of n=9-16, the -3 of shift=-3
+
 OF_A_SET = ("loss", "bits per byte")
 """Measures on each validation set of text."""
 
@@ -257,7 +259,7 @@ def in_order(keys: Iterable[str]) -> list[str]:
     """Each slice once, scale by scale in order of appearance; within a scale `k=2` before `k=10`, words last."""
     keys = list(dict.fromkeys(keys))
     scales = list(dict.fromkeys(map(scale_of, keys)))
-    numbers = {key: [float(part) for part in re.findall(r"\d+(?:\.\d+)?", key)] or [math.inf] for key in keys}
+    numbers = {key: [float(part) for part in _NUMBER.findall(key)] or [math.inf] for key in keys}
     return sorted(keys, key=lambda key: (scales.index(scale_of(key)), numbers[key]))
 
 
