@@ -6,12 +6,14 @@ import pytest
 from folders import evaluation, write_run, write_runs
 from reading import visible_text
 
+from canonlm import tasks
 from canonlm.experiments.published.runs import runs_frame
 from canonlm.report import load_play, read_runs, render, summarise
 from canonlm.report.charts import learning_curves
 from canonlm.report.format import in_words, number, percent, points, quantity, scale_words, signed, slice_label, span
 from canonlm.report.sentences import verdict
 from canonlm.report.theme import DARK, LOOKS, looks
+from canonlm.runs import task_info
 from canonlm.runs.identity import short
 from canonlm.runs.task_info import MAX_BYTES, MAX_LETTERS, TaskInfo
 from canonlm.runs.watch import Watch
@@ -237,6 +239,14 @@ def test_an_outside_task_provides_its_wording(tmp_path):
 def test_unreadable_wording_is_ignored(tmp_path, words):
     [run] = load_play(of_mine(tmp_path, words)).runs
     assert (run.task.words.about, slice_label(run.task, "bits=4")) == ("", "bits = 4")
+
+
+def test_chance_of_thousands_of_slices_is_read(tmp_path):
+    task = tasks.get("state", group="S3", N=4096, answers="every", test_lengths=[*range(1, 4097)])
+    (tmp_path / "task.json").write_text(json.dumps(task_info.written(task), indent=1))
+    chance = task_info.read("state", tmp_path / "task.json").chance
+    assert len(chance) == 4096
+    assert chance["n=4096"] == 1 / 6
 
 
 def test_long_wording_is_truncated(tmp_path):

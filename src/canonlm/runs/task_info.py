@@ -18,7 +18,7 @@ from canonlm.runs.rows import DAMAGE, finite, one_line, primary, slice_key
 if TYPE_CHECKING:  # numba, which a report of other results does not need
     from canonlm.tasks import Measure, Scale, Score, Task
 
-MAX_BYTES = 2**16
+MAX_BYTES = 2**20  # a task may have an answer, and a slice, at each of thousands of positions
 MAX_LETTERS = 500
 ROUNDING = 1e-9  # of probabilities that add up to 1
 
