@@ -8,14 +8,16 @@ import pytest
 from folders import capo_bits, evaluation, write_run
 from hypothesis import given
 from hypothesis import strategies as st
+from reading import visible_text
 from scipy import stats
 
-from canonlm.report import differences, fairness, read_runs, summarise, wilson
+from canonlm.report import differences, fairness, load_play, read_runs, render, summarise, wilson
 from canonlm.report.format import percent, small_of
 from canonlm.report.sentences import choice
+from canonlm.report.table import tables
 from canonlm.runs.rows import Count
 from canonlm.runs.seed_statistics import spread_of
-from canonlm.runs.summary import at_most, columns_of, counterpart, measures_of, scales_of, slices_of
+from canonlm.runs.summary import at_most, columns_of, compared_of, counterpart, measures_of, scales_of, slices_of
 
 
 def grid(tmp_path, cells):
@@ -85,6 +87,31 @@ def test_validation_runs_select_the_rate_where_the_test_has_runs(tmp_path, finis
     assert (other.best.lr, other.validated) == (0.2, False)
     assert ("these choose it" in choice(archs)) == finished
     assert "looks better than it is, by 0.6 standard errors" in choice([other])
+
+
+def test_runs_that_choose_rates_are_not_compared(tmp_path):
+    """As in the folder of `canonlm profile`: three rates on validation samples, then fresh seeds at the best one."""
+    for number, (arch, lr, seed) in enumerate(
+        [*((arch, lr, 100) for arch in ("llama", "gla5") for lr in (0.1, 0.2, 0.3)),
+         *((arch, 0.2, seed) for arch in ("llama", "gla5") for seed in range(5))]
+    ):  # fmt: skip
+        split = "validation" if seed == 100 else "test"
+        right = 30 + 60 * (lr == 0.2) + (arch == "gla5")
+        train = {"steps": 10, "batch_size": 8, "seed": seed, "optim": {"lr": lr}, "eval_split": split}
+        write_run(tmp_path / "runs" / str(number), arch=arch, lr=lr, seed=seed,
+                  evals=[evaluation(10, {("k", 1): (right, 100)})], config={"train": train})  # fmt: skip
+    play = load_play(tmp_path)
+    archs = compared_of(play.sections[0].architectures)
+    assert {a.arch: (a.best.lr, a.best.seeds) for a in archs} == {
+        "gla5": (0.2, (0, 1, 2, 3, 4)),
+        "llama": (0.2, (0, 1, 2, 3, 4)),
+    }
+    assert fairness(archs) == []  # three rates of each, and the best is not at their edge
+    assert next(tables(play)).row_count == 2
+    text = visible_text(render(play))
+    assert "no difference is shown between gla5 and llama: 91.0% and 90.0%" in text
+    assert "llama − gla5" in text
+    assert "llama (eval_split=validation) 0.1" in " ".join(text.split())  # among all runs
 
 
 @pytest.mark.parametrize(

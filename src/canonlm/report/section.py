@@ -48,10 +48,10 @@ GAPS = (
 
 def section_blocks(section: Section, number: int) -> list[Block]:
     """The blocks of a section. number: of the section on its page; the names of its charts end with it."""
-    archs = section.architectures
+    archs = summary.compared_of(section.architectures)
     finished = any(a.best for a in archs)
     charts = _charts(archs, section, number) if finished else _so_far(section, number)
-    caveats = [*not_planned(section.groups), *summary.fairness(archs)] if finished else []
+    caveats = [*not_planned([a.group for a in archs]), *summary.fairness(archs)] if finished else []
     drawn = loss_curves(archs)
     any_loss = any(one["x"] for one in drawn["series"])
     losses = [chart(f"loss-{number}", "Loss on training batches, best rates.", drawn)] if any_loss else []
@@ -64,8 +64,8 @@ def section_blocks(section: Section, number: int) -> list[Block]:
         *fold("Differences, paired by seed", _differences(archs)),
         *_scales(archs, section, number),
         *fold("What else limits this comparison", [{"list": caveats[1:]}] if caveats[1:] else []),
-        *fold(f"Every learning rate, every run ({count_of(len(section.runs), 'run')})", _all_tables(archs, section),
-              opened=not finished),
+        *fold(f"Every learning rate, every run ({count_of(len(section.runs), 'run')})",
+              _all_tables(section.architectures, section), opened=not finished),
         *fold("Training loss", losses),
         *fold("Settings: what was equal, what differed", settings_blocks(section.groups)),
         *fold("What was asked, and how to read the numbers", _reading(archs, section)),

@@ -16,7 +16,7 @@ from canonlm.report.section import by_rate, by_scale, ranking
 from canonlm.report.text_section import every_run, scores_blocks
 from canonlm.runs.load import in_short
 from canonlm.runs.rows import is_slice
-from canonlm.runs.summary import Architecture, adjusted, columns_of, scales_of
+from canonlm.runs.summary import Architecture, adjusted, columns_of, compared_of, scales_of
 
 MAX_SLICES = 4  # that have a column each; more have a table of their own, with a row each
 STYLES = {"best": "bold", "aside": "dim"}
@@ -42,14 +42,14 @@ def rate_table(architectures: Sequence[Architecture], title: str = "") -> Table:
 def tables(play: Play) -> Iterator[Table | Text]:
     """Everything to print: per section the best rates, then all rates, then what was left out."""
     for section in play.sections:
-        title, architectures = f"\n{section.heading}", section.architectures
+        title, architectures = f"\n{section.heading}", compared_of(section.architectures)
         yield best_table(architectures, title, section.chance)
         scales = scales_of(architectures)
         for keys in scales[1 if scales and len(scales[0]) <= MAX_SLICES else 0 :]:
             shown = by_scale(architectures, keys, section.chance)
             yield _drawn(f"{title}: by {scale_words(section.task, keys[0]).by}", shown)
-        if any(len(a.rates) > 1 for a in architectures):
-            yield rate_table(architectures, f"{title}: every learning rate")
+        if any(len(a.rates) > 1 for a in section.architectures):
+            yield rate_table(section.architectures, f"{title}: every learning rate")
     for text in play.texts:
         for shown in (*scores_blocks(text)[:1], every_run(text, named=False)):
             yield _drawn(f"\n{text.heading}", shown)

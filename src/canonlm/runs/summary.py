@@ -10,7 +10,7 @@ alike; if there are runs on validation samples, these choose it instead.
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from canonlm.runs import seed_statistics
 from canonlm.runs.groups import Group, grouped
@@ -92,7 +92,8 @@ class Rate:
 class Architecture:
     """The runs of one group (`canonlm.runs.groups`) on one task. `best` is None while no run has finished. `score`: the
     measure or the slice that the runs of this task are compared by, "" for the mean accuracy. `tokens_per_s`: the
-    median over all finished runs. `validated`: runs on validation samples have chosen the rate."""
+    median over all finished runs. `tuning`: the rates of runs on validation samples, if these have chosen the rate.
+    `tunes`: these are such runs, which are not compared with others."""
 
     group: Group = field(repr=False)
     score: str
@@ -100,7 +101,12 @@ class Architecture:
     best: Rate | None
     parameters: int | None
     tokens_per_s: float | None
-    validated: bool = False
+    tuning: tuple[Rate, ...] = ()
+    tunes: bool = False
+
+    @property
+    def validated(self) -> bool:
+        return bool(self.tuning)
 
     @property
     def arch(self) -> str:
@@ -151,10 +157,20 @@ def summarise(runs: Iterable[Run]) -> list[Architecture]:
     for members in tasks.values():
         groups, score = grouped(members), _score(members)
         tuning = {_apart_from_split(one): one for one in groups if _split(one) == "validation"}
-        for one in groups:
-            by = tuning.get(_apart_from_split(one)) if _split(one) == "test" else None
-            architectures.append(_architecture(one, score, by))
+        of_task = [
+            _architecture(one, score, tuning.get(_apart_from_split(one)) if _split(one) == "test" else None)
+            for one in groups
+        ]
+        tuned = {_apart_from_split(a.group) for a in of_task if a.validated}
+        architectures += [
+            replace(a, tunes=_split(a.group) == "validation" and _apart_from_split(a.group) in tuned) for a in of_task
+        ]
     return architectures
+
+
+def compared_of(architectures: Iterable[Architecture]) -> list[Architecture]:
+    """Those that are compared: without runs that only choose the rate of others."""
+    return [a for a in architectures if not a.tunes]
 
 
 def median_speed(runs: Iterable[Run]) -> float | None:
@@ -241,7 +257,7 @@ def adjusted(architectures: Iterable[Architecture]) -> str:
 def fairness(architectures: Sequence[Architecture]) -> list[str]:
     """The limits of the comparison, a sentence each."""
     notes = []
-    tried = {a.arch: {rate.lr for rate in a.rates if rate.runs} for a in architectures}
+    tried = {a.arch: {rate.lr for rate in a.tuning or a.rates if rate.runs} for a in architectures}
     if len({frozenset(rates) for rates in tried.values()}) > 1:
         parts = [f"{arch} {', '.join(f'{lr:g}' for lr in sorted(rates)) or 'none'}" for arch, rates in tried.items()]
         notes.append(f"The architectures did not finish the same learning rates: {'; '.join(parts)}.")
@@ -331,14 +347,15 @@ def _best(rates: Iterable[Rate]) -> Rate | None:
 def _architecture(group: Group, score: str, tuning: Group | None) -> Architecture:
     """tuning: the same on validation samples, which chooses the rate where it can."""
     rates = _rates(group, score)
-    chosen = _best(_rates(tuning, score)) if tuning else None
+    of_tuning = _rates(tuning, score) if tuning else ()
+    chosen = _best(of_tuning)
     validated = next((rate for rate in rates if chosen and rate.lr == chosen.lr and rate.runs), None)
     best = validated or _best(rates)
     results = [run.result for run in group.runs if run.result is not None]
     sizes = {result.num_parameters for result in results}
     return Architecture(
         group, score, rates, best, sizes.pop() if len(sizes) == 1 else None,
-        median_speed(group.runs), validated is not None,
+        median_speed(group.runs), of_tuning if validated else (),
     )  # fmt: skip
 
 
