@@ -89,6 +89,15 @@ def test_validation_runs_select_the_rate_where_the_test_has_runs(tmp_path, finis
     assert "looks better than it is, by 0.6 standard errors" in choice([other])
 
 
+@pytest.mark.parametrize("until", [None, 0.9])
+def test_runs_that_ended_early_have_a_caveat(tmp_path, until):
+    for step, lr in ((3, 0.1), (10, 0.2)):
+        train = {"steps": 10, "batch_size": 8, "seed": 0, "optim": {"lr": lr}, "until": until}
+        write_run(tmp_path / str(lr), lr=lr, evals=[evaluation(step, {("k", 1): (91, 100)})], config={"train": train})
+    first, *_ = fairness(summarise(read_runs(tmp_path.iterdir())[0]))
+    assert first.startswith("Runs ended once enough was right (train.until)") == (until is not None)
+
+
 def test_runs_that_choose_rates_are_not_compared(tmp_path):
     """As in the folder of `canonlm profile`: three rates on validation samples, then fresh seeds at the best one."""
     for number, (arch, lr, seed) in enumerate(

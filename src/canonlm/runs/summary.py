@@ -257,6 +257,9 @@ def adjusted(architectures: Iterable[Architecture]) -> str:
 def fairness(architectures: Sequence[Architecture]) -> list[str]:
     """The limits of the comparison, a sentence each."""
     notes = []
+    if any(flat(a.group.runs[0].config).get("train.until") is not None for a in architectures):
+        notes.append("Runs ended once enough was right (train.until), so neither final scores nor the rates with the "
+                     "highest ones tell which is better: compare the steps.")  # fmt: skip
     tried = {a.arch: {rate.lr for rate in a.tuning or a.rates if rate.runs} for a in architectures}
     if len({frozenset(rates) for rates in tried.values()}) > 1:
         parts = [f"{arch} {', '.join(f'{lr:g}' for lr in sorted(rates)) or 'none'}" for arch, rates in tried.items()]
