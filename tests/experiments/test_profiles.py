@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from canonlm import cli
-from canonlm.experiments import grid, outcomes, schema
+from canonlm.experiments import grid, schema
 from canonlm.experiments.plan import plan
 from canonlm.experiments.profile import ABILITIES, label_of, profile, runs_of, tasks_of
 from canonlm.launch.grid import PlannedRun
@@ -123,21 +123,11 @@ def test_a_share_that_is_none_is_one_line(until, capsys):
 
 
 def test_runs_end_by_the_answers_that_are_scored():
-    """A run of `longer-words` would end with all lengths but the scored one right, and count as one that does not get
-    there."""
-    counts = {"n=4": Count(9, 9), "n=8": Count(9, 9), "n=16": Count(9, 9), "n=24": Count(6, 9)}
-    row = Evaluation(1, counts)
-    assert row.accuracy > 0.9 > outcomes.accuracy(row, ["n=24"])
-    line = r"--until: expected no value for longer-words, whose score is of n=24, as runs end by the mean of n=4, n=8, "
-    with pytest.raises(ValueError, match=rf'^{line}n=16, n=24, got "90%"$'):
-        profile(["llama"], ["depth", "length"], until=0.9)
-    refusing = set()
-    for name in tasks_of(list(ABILITIES)):
-        try:
-            profile(["llama"], [name], until=0.9)
-        except ValueError:
-            refusing.add(name)
-    assert refusing == {*tasks_of(["tracking", "recall", "length"])}
+    """A run of `longer-words` must not end with all lengths but the scored one right."""
+    experiment = profile(["llama"], list(ABILITIES), until=0.9)
+    for setting in experiment.settings.values():
+        assert setting.changes["train"]["until_slices"] == setting.slices
+    assert experiment.settings["longer-words-micro"].slices == ["n=24"]
 
 
 def test_no_more_runs_follow_when_every_rate_fails():

@@ -59,6 +59,19 @@ def test_a_run_ends_once_enough_is_right(tiny, reference, tmp_path):
     assert never["steps"] == 8
 
 
+def test_a_run_ends_once_enough_of_some_answers_is_right(tiny, reference, tmp_path):
+    evals = [evaluation(row) for row in tiny.rows(reference) if row["kind"] == "eval"]
+    shares = {key: [row.answers(key).accuracy for row in evals] for key in evals[0].slices}
+    key = min(filter(lambda key: max(shares[key]), shares), key=lambda key: max(shares[key]))  # later than the score
+    ends = next(row.step for row in evals if row.answers(key).accuracy >= max(shares[key]))
+    result = train(tiny(train={"until": max(shares[key]), "until_slices": [key]}), tmp_path)
+    assert result["steps"] == ends
+    with pytest.raises(ValueError, match=r'^train\.until_slices: unknown slice "n=0"'):
+        tiny(train={"until": 0.5, "until_slices": ["n=0"]})
+    with pytest.raises(ValueError, match=r"^train\.until_slices: expected no value without train\.until"):
+        tiny(train={"until_slices": [key]})
+
+
 def test_a_run_shorter_than_its_warm_up_is_reported(tiny, tmp_path):
     message = "the learning rate will not reach train.optim.lr: train.optim.warmup_steps is 5, train.steps 4"
     for length, notes in ((4, [message]), (5, [])):

@@ -14,9 +14,7 @@ from canonlm.core.errors import expected, unknown
 from canonlm.experiments import grid
 from canonlm.experiments.schema import FIRST_TUNING_SEED, Experiment, Panel, Setting, named, parse_size, setting
 from canonlm.launch.recipes import load_preset
-from canonlm.runs.rows import slice_key
 from canonlm.runs.seed_statistics import MIN_SEEDS
-from canonlm.runs.task_info import TaskInfo
 from canonlm.train.config import RunConfig, resolve
 from canonlm.train.load_config import merge
 
@@ -79,8 +77,7 @@ def profile(
     quick: the middle rate, and a third of the training. match: as in `canonlm play`. until: a run ends
     when it has that share of the answers right, after at most BUDGET times as many steps. sizes: of all models, such as
     2L64D, each a row of its own; empty: the preset's. seed_set: as in `schema.load`.
-    ValueError: no such task or architecture, fewer seeds than one, a model that cannot be built or matched, a task that
-    cannot be trained until a share is right.
+    ValueError: no such task or architecture, fewer seeds than one, a model that cannot be built or matched.
     """
     from canonlm.train.build import check, with_complete_name  # imports torch, which pages do not need
 
@@ -97,7 +94,7 @@ def profile(
     settings, panels = {}, []
     for task in chosen_tasks:
         registered = setting(name := f"{task}-{SCALE}")
-        registered = registered if until is None else _longer(registered, until, task)
+        registered = registered if until is None else _longer(registered, until)
         settings[name] = _quick(registered, count) if quick else _tuned(registered, count)
         names = list(dict.fromkeys(with_complete_name(_config(registered, arch)).arch for arch in archs))
         if len(names) > 1 and not quick:
@@ -148,23 +145,11 @@ def _tuned(registered: Setting, seeds: int) -> Setting:
     return registered.model_copy(update={"tuning_seeds": 3, "widen": 2, "looks": {seeds: 0.05}})
 
 
-def _longer(registered: Setting, until: float, name: str) -> Setting:
-    """Until a share of answers is right, for BUDGET times the steps at most. ValueError: a task that is scored on other
-    answers than those that end its runs (`train.until`), so that runs would end too early or never."""
-    ending = _headline(_config(registered, "llama"))
-    if registered.slices not in ([], ending):
-        what = f"no value for {name}, whose score is of {', '.join(registered.slices)}, as runs end by the mean of "
-        raise expected("--until", what + ", ".join(ending), f"{until:.0%}")
+def _longer(registered: Setting, until: float) -> Setting:
+    """Until a share of the answers that are scored is right, for BUDGET times the steps at most."""
     changed = _scaled(registered, lambda number: number * BUDGET)
-    return registered.model_copy(
-        update={"changes": merge(merge(registered.changes, changed), {"train": {"until": until}})}
-    )
-
-
-def _headline(config: RunConfig) -> list[str]:
-    """The slices whose mean is the score of a run's task."""
-    task = config.built_task
-    return TaskInfo.of(task).headline(slice_key(where) for where in task.slices()) if task else []
+    ends = {"until": until, "until_slices": registered.slices}
+    return registered.model_copy(update={"changes": merge(merge(registered.changes, changed), {"train": ends})})
 
 
 def _scaled(registered: Setting, scaled: Callable[[int], int]) -> dict[str, Any]:

@@ -22,8 +22,9 @@ from pydantic import (
 )
 
 from canonlm import tasks
-from canonlm.core.errors import InvalidSetting, expected, refused
+from canonlm.core.errors import InvalidSetting, expected, refused, unknown
 from canonlm.runs import folder, identity
+from canonlm.runs.rows import slice_key
 from canonlm.train import profile
 
 
@@ -171,6 +172,7 @@ class Train(Settings):
     # the next eval_size held-out windows
     eval_beyond: Size | None = None  # for text: also the loss on this number of tokens beyond data.seq_len
     until: Annotated[float, Field(gt=0, le=1)] | None = None  # end after an evaluation with at least this score
+    until_slices: list[str] = []  # of these slices (k=2), on average; empty: of the task's score
     checkpoint_every: PositiveInt
     keep_checkpoints: PositiveInt = 2  # the number of newest checkpoints to keep
     keep_every: PositiveInt | None = None  # also keep those whose step is a multiple of this
@@ -290,6 +292,12 @@ class RunConfig(Settings):
             raise expected("train.eval_seed", "no value, as text is evaluated on its held-out part", train.eval_seed)
         if task is None and train.until is not None:
             raise expected("train.until", "no value, as text has no answers that are right", train.until)
+        if train.until_slices and train.until is None:
+            raise expected("train.until_slices", "no value without train.until", train.until_slices)
+        known = [] if task is None else [slice_key(where) for where in task.slices()]
+        if other := [key for key in train.until_slices if key not in known]:
+            key = "train.until_slices"
+            raise InvalidSetting(key, f"{key}: {unknown('slice', other[0], known)}")
         if task is not None and train.eval_beyond is not None:
             raise expected("train.eval_beyond", "no value, as only text uses it", train.eval_beyond)
         if task is not None and task.tests_what_it_trained_on and train.eval_seed is not None:

@@ -333,12 +333,15 @@ class _Run:
 
     def _reached(self, row: dict[str, Any]) -> bool:
         """Whether an evaluation has the score at which the run ends (`train.until`)."""
-        until, task = self.config.train.until, self.config.built_task
-        if until is None or task is None or not row:
+        settings, task = self.config.train, self.config.built_task
+        if settings.until is None or task is None or not row:
             return False
         evaluated = rows.evaluation(row)
-        score = evaluated.value(task.score.slice) if task.score.slice else evaluated.accuracy
-        return score is not None and score >= until
+        keys = settings.until_slices or ([task.score.slice] if task.score.slice else [])
+        shares = [share for key in keys if (share := evaluated.value(key)) is not None]
+        if len(shares) < len(keys):
+            return False
+        return (sum(shares) / len(shares) if shares else evaluated.accuracy) >= settings.until
 
     def _interrupted(self, evaluated: bool) -> Interrupted:
         where = f"stopped after step {self.step} of {self.config.train.steps}"
