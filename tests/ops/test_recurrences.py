@@ -17,7 +17,8 @@ from canonlm.ops.gated_linear_attention import (
     gated_linear_attention_chunked,
     gated_linear_attention_recurrent,
 )
-from canonlm.ops.ssd import products, products_on_cpu, ssd, ssd_chunked, ssd_recurrent
+from canonlm.ops.numba_decays import products_on_cpu
+from canonlm.ops.ssd import products, ssd, ssd_chunked, ssd_recurrent
 
 DOUBLE = torch.float64
 

@@ -26,6 +26,7 @@ REPLACEMENTS = dict.fromkeys(
         "canonlm.ops.kernels.api",
         "canonlm.ops.kernels.dispatch",
         "canonlm.ops.causal_conv_cpu",
+        "canonlm.ops.numba_decays",
     ),
     "canonlm.ops.kernels.stub",
 )

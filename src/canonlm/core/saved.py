@@ -79,7 +79,7 @@ def check_fits(
     """ValueError unless the weights in a folder can be those of the model that `build` builds, and the machine has the
     memory. config: its settings. build None: of code that should run only once. variant: as in `from_pretrained`."""
     if (file := weights.weights_of(folder, variant)) is None:
-        raise ValueError(f"{folder}: expected weights, {' or '.join(weights.names(variant))}")
+        raise ValueError(f"{folder}: expected weights, {' or '.join(weights.names_of(variant))}")
     held = weights.headers(file)
     if "quantization_config" not in config and (complaint := weights.not_floats(held)):
         raise ValueError(f"{file}: {complaint}")

@@ -37,14 +37,14 @@ class Header:
     is_float: bool
 
 
-def names(variant: str | None = None) -> list[str]:
+def names_of(variant: str | None = None) -> list[str]:
     """Names of weights in a folder of transformers: `NAMES`, or those that were saved with this `variant`."""
     return [name if variant is None else f".{variant}.".join(name.rsplit(".", 1)) for name in NAMES]
 
 
 def weights_of(folder: Path, variant: str | None = None) -> Path | None:
     """The file of weights in a folder of transformers, or the index of several files."""
-    there = (name for name in names(variant) if (folder / name).exists())
+    there = (name for name in names_of(variant) if (folder / name).exists())
     return next((path_inside(folder, name, str(folder)) for name in there), None)
 
 

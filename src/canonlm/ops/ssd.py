@@ -25,6 +25,7 @@ from canonlm.ops.chunks import (
     starts,
     to_chunks,
 )
+from canonlm.ops.numba_decays import products_on_cpu, usable
 from canonlm.ops.selftest import SHAPE, Inputs, Kernel, as_form, judge, log_decays, normal, states
 from canonlm.ops.steps import by_steps, run_steps
 from canonlm.ops.varlen import Documents, as_documents
@@ -242,7 +243,7 @@ def _decays_within(decay_MZLR: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     Not exp of differences of running sums, which lose their digits after one strong decay.
     """
     decay_MZRL = decay_MZLR.mT.contiguous()
-    between = products_on_cpu(decay_MZRL) if decay_MZRL.device.type == "cpu" else products(decay_MZRL)
+    between = products_on_cpu(decay_MZRL) if usable(decay_MZRL) else products(decay_MZRL)
     since_MZRL = between[..., 0] * decay_MZRL[..., :1]
     return between, since_MZRL.mT.contiguous()[..., None], between[..., -1, :].mT.contiguous()[..., None]
 
@@ -252,15 +253,6 @@ def products(decay_XL: Tensor) -> Tensor:
     size = decay_XL.shape[-1]
     below = torch.ones(size, size, dtype=decay_XL.dtype, device=decay_XL.device).tril_(-1)
     return torch.addcmul(1 - below, decay_XL[..., None], below).cumprod(-2).tril_()
-
-
-def products_on_cpu(decay_XL: Tensor) -> Tensor:
-    """The same to the bit, compiled by numba: `cumprod` would take a fifth of a small Mamba2's training step."""
-    from canonlm.ops.numba_decays import write_products
-
-    out_XLL = decay_XL.new_empty(*decay_XL.shape, decay_XL.shape[-1])
-    write_products(decay_XL.flatten(0, -2).numpy(), out_XLL.flatten(0, -3).numpy())
-    return out_XLL
 
 
 def _by_kernel(x_BTHP, dt_BTH, A_H, B_BTGN, C_BTGN, state_BHPN, documents):

@@ -9,5 +9,5 @@ def usable(*args: object, **kwargs: object) -> bool:
 
 runs_on = usable
 last_real: Any = None
-reach_of = convolve = rotary = fits_normed = last_real
+reach_of = convolve = rotary = fits_normed = products_on_cpu = last_real
 canon = canon_with_state = CANON = GATED = NORMED = Forms = last_real
