@@ -73,7 +73,7 @@ def _checked(experiment: Experiment, number: str, claim: Claim, scale: Scale, pa
     task = experiment.settings[at.setting]
     slices = at.slices or claim.slices or task.slices
     known = task.difficulties if scale == "paper" else _difficulties(task.task)
-    metric = "kl" if task.measure == "kl" else "accuracy"
+    metric = "kl" if (claim.measure or task.measure) == "kl" else "accuracy"
     first, other = (
         {
             cell: _mean(of_slices, slices)
@@ -82,7 +82,7 @@ def _checked(experiment: Experiment, number: str, claim: Claim, scale: Scale, pa
         }
         for arm in pair.arms
     )
-    gaps = [first[cell] - other[cell] for cell in first if cell in other]
+    gaps = [(first[cell] - other[cell]) / (other[cell] if claim.relative else 1) for cell in first if cell in other]
     passed = sum(state_of(pair.expect, pair.smallest, Interval(gap, gap)) == "supported" for gap in gaps)
     return Check(number, scale, pair, task.paper or task.task, passed, len(gaps))
 
