@@ -52,11 +52,11 @@ class RMSNorm(nn.Module):
 def rotate(x_BTHE: Tensor, theta: float) -> Tensor:
     """Rotary positions: the pair of channels (i, i + E/2) of token t turns by the angle t * theta^(-2i / E)."""
     time, half = x_BTHE.shape[1], x_BTHE.shape[-1] // 2
-    i = torch.arange(half, dtype=x_BTHE.dtype, device=x_BTHE.device)
-    t = torch.arange(time, dtype=x_BTHE.dtype, device=x_BTHE.device)
+    wide = torch.promote_types(x_BTHE.dtype, torch.float32)  # in bfloat16 256 and 257 are one number
+    i, t = (torch.arange(size, dtype=wide, device=x_BTHE.device) for size in (half, time))
     angle_T1I = (t[:, None] * theta ** (-i / half))[:, None]
-    a, b = x_BTHE[..., :half], x_BTHE[..., half:]
-    return torch.cat([a * angle_T1I.cos() - b * angle_T1I.sin(), b * angle_T1I.cos() + a * angle_T1I.sin()], dim=-1)
+    a, b, cos, sin = x_BTHE[..., :half], x_BTHE[..., half:], angle_T1I.cos(), angle_T1I.sin()
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x_BTHE.dtype)
 
 
 class Attention(nn.Module):

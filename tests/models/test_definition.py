@@ -34,3 +34,9 @@ def test_the_decoder_equals_the_model_on_one_page(example, small_model, options)
     truth = torch.autograd.grad((expected * weights).sum(), [theirs_by_name[name] for name in ours_by_name])
     for name, mine, true in zip(ours_by_name, got, truth, strict=True):
         assert_close(mine, true, atol=1e-10, rtol=1e-10, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_half_precision_keeps_positions_apart(example):
+    x_BTHE = torch.randn(1, 600, 2, 8, dtype=torch.bfloat16)
+    expected = example.rotate(x_BTHE.double(), 10000.0)
+    assert_close(example.rotate(x_BTHE, 10000.0), expected, atol=0.05, rtol=0, check_dtype=False)

@@ -144,6 +144,9 @@ def test_padding_of_eager_attention_in_double_precision(small_model, kind):
     model.set_attn_implementation("eager")
     result = model(tokens, attention_mask=LEFT, use_cache=False).logits[1:, 5:]
     assert_close(result, expected, atol=1e-5, rtol=0)  # its softmax is in float32
+    pairs = torch.ones(12, 12, dtype=torch.bool).tril() & LEFT.bool()[:, None, None] & LEFT.bool()[:, None, :, None]
+    result = model(tokens, attention_mask=pairs, use_cache=False).logits[1:, 5:]
+    assert_close(result, expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("kind", ["alibi", "hard"])

@@ -120,7 +120,7 @@ def check_mask(
         raise expected("attention_mask", f"a tensor [batch, tokens] with {other}", list(mask.shape))
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise expected("attention_mask", "True or False, or numbers to add, for all pairs of tokens", mask.dtype)
-    if mask.dtype == torch.bool and kernel != "sdpa" and config.alibi is None:
+    if mask.dtype == torch.bool and kernel != "sdpa" and config.alibi != "alibi":  # which makes numbers of it
         lowest = max(torch.finfo(dtype).min, torch.finfo(torch.float32).min)  # softmax is in float32
         return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, lowest)
     return mask
