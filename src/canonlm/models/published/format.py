@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError, field_validator
 from transformers import PreTrainedConfig
 
-from canonlm.canon.sites import SHORT_CONV
+from canonlm.canon.sites import SHORT_CONV, letters
 from canonlm.core.errors import expected, refused
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.fields import GROUPS
@@ -105,6 +105,7 @@ class Release(Published):
         *("canon_kernel", "canon_residual", "canon_activation", "pad_token_id", "bos_token_id", "eos_token_id"),
     )
     """Fields with the same meaning as one of ours, and our name."""
+    canons: ClassVar[str] = "AbBCD"
 
     vocab_size: PositiveInt = 32000
     num_hidden_layers: PositiveInt
@@ -120,6 +121,15 @@ class Release(Published):
     pad_token_id: int | None = None
     bos_token_id: int | None = 1
     eos_token_id: int | list[int] | None = 2
+
+    @field_validator("canon_set")
+    @classmethod
+    def _has_sites(cls, value: str) -> str:
+        for letter in letters():
+            if letter in value and letter not in cls.canons:
+                what = f"no site {letter}, which this class of the release does not have"
+                raise expected("params.canon_set", what, value)
+        return value
 
     def config(self, **extra: Any) -> CanonLMConfig:
         """Our configuration. `extra`: our fields that the class does not have."""

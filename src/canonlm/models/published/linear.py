@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import PositiveFloat, PositiveInt, field_validator
 
-from canonlm.canon.sites import OF_MIXER, OF_MLP, SHORT_CONV, SITES
+from canonlm.canon.sites import OF_MLP, SHORT_CONV, SITES
 from canonlm.core.errors import expected
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.published.format import Release, as_named, ratio, round_up, share_of, sites
@@ -84,6 +84,7 @@ class LinearAttention(Release):
 
 class GLACanon(LinearAttention):
     mixer = "gla"
+    canons = "AbCD"
     same: ClassVar[dict[str, str]] = {
         **LinearAttention.same,
         "use_output_gate": "mixer.output_gate",
@@ -101,14 +102,6 @@ class GLACanon(LinearAttention):
     use_gk: Literal[True] = True
     use_gv: Literal[False] = False
     use_l2warp: Literal[False] = False
-
-    @field_validator("canon_set")
-    @classmethod
-    def _no_canon_b(cls, value: str) -> str:
-        if OF_MIXER in value:
-            what = f"no site {OF_MIXER}, which this class of the release does not have"
-            raise expected("params.canon_set", what, value)
-        return value
 
     def derived(self) -> dict[str, Any]:
         return {
