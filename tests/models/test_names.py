@@ -82,6 +82,14 @@ def test_a_site_keeps_its_variant_beside_a_field_for_all():
     assert config_of("llama+canon", sizes, 0).arch == "llama+canon:k3"
 
 
+def test_fields_beside_a_name_keep_the_variants_of_sites():
+    """No name has the short convolution of mamba3, so that the sites are in braces, layer by layer."""
+    config = CanonLMConfig(mixers=["mamba3"], num_hidden_layers=2, canon_set="b,B:k3:nores")
+    name = name_of(config)
+    again = config_of(name, fields_of(config, name), 0)
+    assert [again.canons(i) for i in range(2)] == [config.canons(i) for i in range(2)]
+
+
 def test_resolving_does_not_change_the_table():
     resolve("llama-nope+rope=1+canon", hidden_size=512, num_heads=8)
     assert resolve("llama-nope", hidden_size=512, num_heads=8) == {"rope_dim": 0}

@@ -16,13 +16,13 @@ from canonlm.core.errors import InvalidSetting, expected, refused
 from canonlm.models import tensor_parallel
 from canonlm.models.block import DecoderLayer
 from canonlm.models.config import CanonLMConfig, gated_width
-from canonlm.models.fields import GROUPS, reads
+from canonlm.models.fields import GROUPS
 from canonlm.models.initialize import init_parameters
 from canonlm.models.interface import LanguageModel, Loss, Sizes
 from canonlm.models.mixers import MIXERS
 from canonlm.models.mlp import Experts
 from canonlm.models.modeling import CanonLMForCausalLM
-from canonlm.models.names import check_read, name_of, resolve
+from canonlm.models.names import check_read, meaning_of, name_of, resolve
 from canonlm.models.other_names import FLAT_OPTIONS
 from canonlm.ops.varlen import Documents
 
@@ -205,8 +205,8 @@ def fields_of(config: CanonLMConfig, arch: str) -> Sizes:
     own = {name: getattr(config, name) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads")}
     sizes = Sizes(**own, vocab_size=config.vocab_size, seq_len=config.max_position_embeddings)
     usual = config_of(arch, sizes, config.init_seed)
-    names = [name for name in _FIELDS if name not in FLAT_OPTIONS and hasattr(config, name) and reads(config, name)]
-    fields = {name: getattr(config, name) for name in names if getattr(config, name) != getattr(usual, name)}
+    names = [name for name in _FIELDS if name not in FLAT_OPTIONS and hasattr(config, name)]
+    fields = {name: getattr(config, name) for name in names if meaning_of(config, name) != meaning_of(usual, name)}
     return replace(sizes, fields=fields)
 
 

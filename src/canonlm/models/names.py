@@ -420,7 +420,7 @@ def _complete(config: CanonLMConfig, names: Mapping[str, str]) -> str | None:
         return ".".join(parts) + modifiers
 
     def differs(key: str, other: CanonLMConfig) -> bool:
-        return reads(config, key) and _value(config, key) != _value(other, key)
+        return reads(config, key) and meaning_of(config, key) != meaning_of(other, key)
 
     try:
         modifiers, plain = canon, _of_name(config, written({}, canon))
@@ -442,7 +442,7 @@ def _complete(config: CanonLMConfig, names: Mapping[str, str]) -> str | None:
                 # In the braces of a mixer that has no option of that name, and if there is one that reads the field.
                 able = [mixer for _, mixer, *_ in pattern if key not in MIXERS[mixer].Options.__dataclass_fields__]
                 reading = [mixer for mixer in able if mixer_reads(MIXERS[mixer], key)]
-                settings[(reading or able)[0], key] = _pattern(_value(config, key))
+                settings[(reading or able)[0], key] = _pattern(meaning_of(config, key))
         for setting in list(settings):
             fewer = {other: value for other, value in settings.items() if other != setting}
             if _is_named(config, written(fewer, modifiers)):  # it follows from another setting
@@ -459,10 +459,10 @@ def _is_named(config: CanonLMConfig, name: str) -> bool:
         named = _of_name(config, name)
     except ValueError:  # settings that do not fit together
         return False
-    return all(_value(config, key) == _value(named, key) for key in FIELDS)
+    return all(meaning_of(config, key) == meaning_of(named, key) for key in FIELDS)
 
 
-def _value(config: CanonLMConfig, key: str) -> Any:
+def meaning_of(config: CanonLMConfig, key: str) -> Any:
     """The value of a field; Canon sites are compared layer by layer, in `canon_sets`."""
     if key == "canon_set" or not reads(config, key):
         return None
