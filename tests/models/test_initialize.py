@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM
-from canonlm.models.initialize import generator_for, inverse_softplus_of_log_uniform, log_of_uniform
+from canonlm.models.initialize import generator_for, init_parameters, inverse_softplus_of_log_uniform, log_of_uniform
+from canonlm.models.mixers import MIXERS
 from canonlm.models.published import export
 
 RECORDED = json.loads((Path(__file__).parents[1] / "golden" / "init_stats.json").read_text())
@@ -112,3 +113,18 @@ def test_the_mixers_use_those_distributions(mixer):
         assert 6.5 < decays.mean() < 10.5
         assert 0.9e-3 < steps.min() < 2e-3
         assert 0.05 < steps.max() < 0.101
+
+
+def test_values_do_not_depend_on_the_dtype_and_the_default_device():
+    fields = {"mixers": [*MIXERS], "num_hidden_layers": len(MIXERS), "hidden_size": 64, "canon_set": "E:smear,ACD"}
+    model = fresh(vocab_size=97, **fields)
+    half = CanonLMForCausalLM._from_config(model.config, dtype=torch.bfloat16)
+    again = fresh(vocab_size=97, **fields, init_seed=1)
+    with torch.device("meta"):  # in place of a GPU
+        for name, module in again.named_modules():
+            init_parameters(module, name, model.config)
+    for (name, expected), low, other in zip(
+        model.named_parameters(), half.parameters(), again.parameters(), strict=True
+    ):
+        assert torch.equal(low, expected.bfloat16()), name
+        assert torch.equal(other, expected), name

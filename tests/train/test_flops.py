@@ -50,6 +50,13 @@ def counted(run, mapping=None):
     return counter.get_total_flops()
 
 
+def test_convolutions_are_counted_wherever_they_are():
+    """A multiply-add for each of four taps and 64 channels; E is once in the model, the others in both blocks."""
+    per_layer = 2 * 4 * 64
+    for sites, number in {"A": 2, "E": 1, "EACO": 7}.items():
+        assert model_of(config_of(f"llama+canon={sites}")).forward_flops(96)["conv"] == number * per_layer
+
+
 @pytest.mark.parametrize("name", [*NAMES, "llama+mlp=standard", "llama+mlp=none"])
 def test_matrix_products_of_the_model(name):
     """All but recurrences and convolutions, which torch's counter misses; it counts attention's full square."""

@@ -106,16 +106,15 @@ class Decoder(LanguageModel):
         """FLOPs of one token, which uses one expert. A recurrence counts as its chunked form (`canonlm.ops`) with the
         chunk size of a GPU. Isolated documents cost less, which is not counted."""
         config, parts = self._config, {"linear": 0.0, "attention": 0.0, "recurrence": 0.0, "conv": 0.0}
-        for layer_idx, layer in enumerate(self.blocks.values()):
-            for module in layer.modules():
-                weights = sum(p.numel() for name, p in module.named_parameters(recurse=False) if name != "bias")
-                if isinstance(module, nn.Linear):
-                    parts["linear"] += 2 * weights
-                elif isinstance(module, Experts):
-                    parts["linear"] += 2 * weights / config.num_experts
-                elif isinstance(module, CanonLayer):
-                    parts["conv"] += 2 * weights
-            mixer = MIXERS[config.mixer(layer_idx)]
+        for module in self.module.model.modules():
+            weights = sum(p.numel() for name, p in module.named_parameters(recurse=False) if name != "bias")
+            if isinstance(module, nn.Linear):
+                parts["linear"] += 2 * weights
+            elif isinstance(module, Experts):
+                parts["linear"] += 2 * weights / config.num_experts
+            elif isinstance(module, CanonLayer):
+                parts["conv"] += 2 * weights
+        for mixer in map(MIXERS.__getitem__, config.mixers):
             parts["recurrence" if mixer.recurrent else "attention"] += mixer.flops(config, seq_len)
         return {**parts, "head": 2 * config.hidden_size * config.vocab_size}
 

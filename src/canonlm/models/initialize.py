@@ -42,7 +42,7 @@ def init_parameters(module: nn.Module, module_name: str, config: Config) -> None
             continue
         name = canonical_name(f"{module_name}.{leaf}" if module_name else leaf)
         fill = getattr(module, "initial", {}).get(leaf) or usual(module, name, config)
-        values = torch.empty(parameter.shape, dtype=torch.float32)
+        values = torch.empty(parameter.shape, dtype=torch.float32, device="cpu")
         fill(values, generator_for(config.init_seed, name))
         initialization.copy_(parameter, values)
 
@@ -129,7 +129,7 @@ def ramp(first: float, last: float) -> Fill:
 
 
 def _ramp(first: float, last: float, x: Tensor, generator: torch.Generator) -> None:
-    x.copy_(torch.linspace(first, last, len(x)))
+    x.copy_(torch.linspace(first, last, len(x), dtype=x.dtype, device=x.device))
 
 
 def normal(std: float) -> Fill:
