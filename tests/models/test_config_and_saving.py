@@ -96,6 +96,12 @@ def assert_same(got, expected):
             {"rope_theta": 5e5, "rope_parameters": {"rope_theta": 1e6}},
             r"^rope_parameters\.rope_theta: expected rope_theta = 500000\.0, got 1000000\.0$",
         ),
+        ({"rope_theta": 0.0}, r"a number > 0, got 0\.0$"),
+        ({"canon_set": "A", "canon_sets": ["B", "C"]}, r'none with canon_sets, got "A"$'),
+        (
+            {"mixers": ["gla"], "mixer_options": {"gla": {"clamp_min": 0.5}}},
+            r"^mixer_options\.gla\.clamp_min: expected a number <= 0, .*, got 0\.5$",
+        ),
         ({"partial_rotary_factor": 0.5}, r"1, or rope_dim, .*, got 0\.5$"),
         (
             {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
@@ -134,6 +140,15 @@ def test_equal_configurations_are_normalised():
     assert same[0].to_dict() == same[1].to_dict()
     apart = CanonLMConfig(canon_set="A,C:k2", canon_kernel=3)
     assert (apart.canon_set, apart.canon_kernel) == ("A:k3,C:k2", 4)
+
+
+def test_sites_replace_sites_in_whichever_field_they_are():
+    by_layer = CanonLMConfig(num_hidden_layers=2, canon_sets=["A", "C"]).to_dict()
+    for sites in ("BD", ""):
+        assert CanonLMConfig.from_dict(by_layer, canon_set=sites).canon_texts == [sites, sites]
+    plain = CanonLMConfig(num_hidden_layers=2, canon_set="BD").to_dict()
+    assert CanonLMConfig.from_dict(plain, canon_sets=["A", "C"]).canon_texts == ["A", "C"]
+    assert CanonLMConfig.from_dict(plain, canon_sets=None).canon_texts == ["BD", "BD"]
 
 
 def test_only_mixtures_of_experts_have_fields_of_experts(tmp_path):

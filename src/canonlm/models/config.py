@@ -210,6 +210,10 @@ class CanonLMConfig(PreTrainedConfig):
         refuse_unknown(kwargs, cls.__dataclass_fields__)
         if own.keys() - {"arch"}:  # another architecture
             own.setdefault("arch", None)
+        if "canon_set" in own:  # in place of the sites in the dictionary, in whichever field these are
+            own.setdefault("canon_sets", None)
+        elif own.get("canon_sets") is not None:
+            own["canon_set"] = ""
         return super().from_dict({**config_dict, **own}, **kwargs)
 
     def _settle_mixers(self) -> None:
@@ -230,6 +234,8 @@ class CanonLMConfig(PreTrainedConfig):
         check_divides(self, "num_key_value_heads", "num_attention_heads")
         if self.alibi is not None:
             check_choice(self, "alibi", ALIBI)
+        if not self.rope_theta > 0:
+            raise expected("rope_theta", "a number > 0", self.rope_theta)
         if self.rope_dim is None:
             share = max((MIXERS[mixer].rope_share for mixer in self.mixers if MIXERS[mixer].attends), default=1.0)
             width = self.head_dim if share == 1 else 2 * math.ceil(share * self.head_dim / 2)
@@ -317,6 +323,8 @@ class CanonLMConfig(PreTrainedConfig):
         """Normalize the spelling: settings that all sites share are in the fields, others in the texts."""
         if not 1 <= self.canon_kernel <= MAX_KERNEL:
             raise expected("canon_kernel", f"an integer from 1 to {MAX_KERNEL}", self.canon_kernel)
+        if self.canon_set and self.canon_sets is not None:
+            raise expected("canon_set", "none with canon_sets", self.canon_set)
         key = "canon_set" if self.canon_sets is None else "canon_sets"
         texts = [self.canon_set] if self.canon_sets is None else self._per_layer(key, self.canon_sets)
         layers = [parse_sites(text, key=key, default=self._usual_canon) for text in texts]

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from canonlm.core.errors import expected
 from canonlm.models.cache import Layout
 from canonlm.models.mixers.base import CHUNK, DERIVED, Architecture, register
 from canonlm.models.mixers.recurrent import HeadOptions, LinearAttention, LowRank, at_least_float32, mask_out
@@ -34,6 +35,8 @@ class GLAOptions(HeadOptions):
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_heads
         self.check_divides("num_key_value_heads", "num_heads")
+        if self.clamp_min is not None and self.clamp_min > 0:
+            raise expected("clamp_min", "a number <= 0, or the state grows", self.clamp_min)
 
 
 @register("gla")
