@@ -14,7 +14,7 @@ from canonlm.report.format import in_words, number, percent, points, quantity, s
 from canonlm.report.sentences import verdict
 from canonlm.report.theme import DARK, LOOKS, looks
 from canonlm.runs import task_info
-from canonlm.runs.identity import short
+from canonlm.runs.identity import short, short_size
 from canonlm.runs.task_info import MAX_BYTES, MAX_LETTERS, TaskInfo
 from canonlm.runs.watch import Watch
 
@@ -30,11 +30,13 @@ def test_percent_never_rounds_to_0_or_100(share, text):
 def test_points_and_sizes():
     assert [points(x) for x in (0.125, -0.5, 0.0, -0.0001)] == ["+12.5", "−50.0", "0.0", "0.0"]
     assert [short(x) for x in (None, 12, 61234.0, 1_052_160, 1.3e9)] == ["–", "12", "61.2 k", "1.05 M", "1.3 B"]
+    assert [short(x) for x in (999.7, 999_600, 1.006632960e12)] == ["1 k", "1 M", "1.01 T"]
+    assert [short_size(x) for x in (999, 999_700, 1_364_396_032)] == ["999", "1M", "1.36B"]
 
 
 def test_measures_in_words_with_a_fallback():
-    assert [number(x) for x in (1.917, 0.003141, 0.0, -0.5, 12345.6, 2e-7)] == [
-        "1.92", "0.00314", "0", "−0.5", "12,346", "2e−07"
+    assert [number(x) for x in (1.917, 0.003141, 0.0, -0.5, 999.7, 12345.6, 2e-7)] == [
+        "1.92", "0.00314", "0", "−0.5", "1,000", "12,346", "2e−07"
     ]  # fmt: skip
     assert [signed(x) for x in (0.3125, -0.3125, 0.0)] == ["+0.312", "−0.312", "0"]
     assert (span(0.9, 0.95), span(1.0, 1.25, number), span(2.0, 2.0, number)) == ("90.0–95.0%", "1–1.25", "2")

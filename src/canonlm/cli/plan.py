@@ -13,6 +13,7 @@ from canonlm.cli.options import TrustRecipe, started
 from canonlm.cli.status import doing, load_torch, say
 from canonlm.core import user_code
 from canonlm.core.errors import closest, expected, shown
+from canonlm.report.format import number
 
 OVERRIDES = typer.Argument(help="Settings to change, such as parallel.tp=2.", metavar="KEY=VALUE")
 WHAT = typer.Argument(
@@ -135,7 +136,7 @@ def _show_several(name: str, run: "later.config.RunConfig", counts: list[int], m
         times = f" x {planned.accumulation:,}" if planned.accumulation > 1 else ""
         table.add_row(
             f"{gpus:,}", f"{planned.micro_batch:,}{times}", later.plan.readable(planned.memory.total),
-            f"{planned.traffic.total / 1e9:,.1f} GB", f"{planned.sending:.3g} s", f"{planned.computing:.3g} s",
+            f"{planned.traffic.total / 1e9:,.1f} GB", f"{number(planned.sending)} s", f"{number(planned.computing)} s",
             f"{planned.days:,.1f}", f"{planned.days * 24 * gpus:,.0f}",
         )  # fmt: skip
     if table.row_count:
@@ -186,7 +187,7 @@ def _sent(planned: "later.plan.Plan", gpus: int) -> dict[str, str]:
         "activations": planned.traffic.tensor_parallel + planned.traffic.context_parallel,
     }  # fmt: skip
     listed = ", ".join(f"{size / 1e9:,.2f} GB {kind}" for kind, size in parts.items() if size)
-    together = f"{planned.computing:.3g} s of computing a step, {planned.sending:.3g} s of sending"
+    together = f"{number(planned.computing)} s of computing a step, {number(planned.sending)} s of sending"
     return {"traffic": f"each GPU sends {listed} a step", "step": f"{together}: about the larger if they overlap"}
 
 

@@ -22,7 +22,7 @@ MAX_SLICES = 4  # that fit a line
 
 def number(value: float) -> str:
     """Three digits, more than repeats agree on: `1.92`, `0.00314`, `12,300`."""
-    text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    text = f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
     return text.replace("-", "−")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from canonlm.experiments.outcomes import accuracy
 from canonlm.experiments.profile_results import Arm, Profile, TaskProfile
 from canonlm.report.charts import GUESS, Chart, Series, level, series_of, steps_axis
-from canonlm.report.format import count_of, hint_of, percent
+from canonlm.report.format import count_of, hint_of, number, percent
 
 ROW, GAP = 18, 20  # pixels per architecture, and between tasks
 
@@ -99,7 +99,7 @@ def _curves(task: TaskProfile, arm: Arm, unit: float, by_time: bool) -> Iterator
             points = [(step * unit, value) for step, value in values.items()]
             yield series_of("thin", arm.arch, points, run=run.name, hover=f"{arm.arch}\n{run.name}")
     means = [mean(values[step] for values in by_run) for step in steps]
-    at = [f"{step * unit:.2g} min (step {step:,})" if by_time else f"step {step:,}" for step in steps]
+    at = [f"{number(step * unit)} min (step {step:,})" if by_time else f"step {step:,}" for step in steps]
     hover = [f"{arm.arch}\n{t}: {percent(value)}" for t, value in zip(at, means, strict=True)]
     points = [(step * unit, value) for step, value in zip(steps, means, strict=True)]
     yield series_of("bold", arm.arch, points, run="mean", hover=hover)

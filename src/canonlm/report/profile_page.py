@@ -6,7 +6,7 @@ from typing import Any
 
 from canonlm.experiments.profile_results import HALF, SOLVED, Arm, Profile, TaskProfile, Versus
 from canonlm.report.blocks import Block, Cell, caveat, cell, chart, fold, page, spread_cell, table
-from canonlm.report.format import count_of, percent, quantity, sentence
+from canonlm.report.format import count_of, number, percent, quantity, sentence
 from canonlm.report.profile import caveats, factor, growth, headlines, noise, planned, verdicts
 from canonlm.report.profile_charts import curves, scores, solved
 from canonlm.report.theme import looks
@@ -149,7 +149,7 @@ def _solved(profile: Profile) -> Block:
 
 def _costs(profile: Profile) -> list[Block]:
     def cells(task: TaskProfile, arm: Arm) -> list[Cell]:
-        memory = "–" if arm.memory_gb is None else f"{arm.memory_gb:.2g} GB"
+        memory = "–" if arm.memory_gb is None else f"{number(arm.memory_gb)} GB"
         minutes = "–" if arm.minutes is None else f"{arm.minutes * task.steps:.1f}"
         first = task.arms[0]
         ratio = ""

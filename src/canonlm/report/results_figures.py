@@ -13,6 +13,7 @@ from canonlm.report.blocks import chart, page
 from canonlm.report.charts import Chart, Series, level, series_of
 from canonlm.report.results_page import TITLE
 from canonlm.report.results_payload import Shown, model_looks, payload
+from canonlm.runs.table import short_tokens
 
 Rows = list[tuple[str, dict[str, Any], list[tuple[int, float]]]]  # label, question; of each pair: Canon model, gain
 HIDDEN_AT_FIRST = ("reference", "best", "paper")
@@ -150,15 +151,8 @@ def _is_mine(model: Mapping[str, Any]) -> bool:
 
 
 def _length(model: Mapping[str, Any]) -> str:
-    trained = "your runs" if _is_mine(model) else f"{_tokens(model['tokens'])} tokens"
+    trained = "your runs" if _is_mine(model) else f"{short_tokens(model['tokens']) if model['tokens'] else '–'} tokens"
     return f"{model['size'] or 'size unknown'}, {trained}"
-
-
-def _tokens(count: float | None) -> str:
-    for letter, size in {"T": 1e12, "B": 1e9, "M": 1e6, "K": 1e3}.items():
-        if count and count >= 0.995 * size:
-            return f"{float(f'{count / size:.2g}'):g}{letter}"
-    return f"{count:g}" if count else "–"
 
 
 def _name(model: Mapping[str, Any]) -> str:

@@ -139,12 +139,7 @@ def leaf(key: str) -> str:
 
 def short(number: float | None) -> str:
     """`1,234,567` → `1.23 M`; missing → `–`."""
-    if number is None:
-        return "–"
-    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.3g} {unit}"
-    return f"{number:.0f}"
+    return "–" if number is None else _rounded(number, {1e12: " T", 1e9: " B", 1e6: " M", 1e3: " k"})
 
 
 def short_bytes(number: int | None) -> str:
@@ -156,10 +151,14 @@ def short_size(parameters: Any) -> str | None:
     """1364396032 → `1.36B`"""
     if not isinstance(parameters, int) or isinstance(parameters, bool) or parameters <= 0:
         return None
-    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
-        if parameters >= size:
-            return f"{parameters / size:.3g}{letter}"
-    return str(parameters)
+    return _rounded(parameters, {1e12: "T", 1e9: "B", 1e6: "M", 1e3: "K"})
+
+
+def _rounded(number: float, units: Mapping[float, str]) -> str:
+    for size, unit in units.items():
+        if number >= 0.9995 * size:  # 999,600 rounds to a million
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.0f}"
 
 
 def write(value: Any) -> str:
