@@ -144,6 +144,11 @@ def test_a_task(capsys):
     assert f"\n  tokens          {2 * tries * tokens:,}\n" in blocks[1]
 
 
+def test_options_of_tasks_do_not_change_a_recipe(assert_refused):
+    assert_refused(["plan", "debug", "--arch", "gdn2"], "--arch only works with a task; KEY=VALUE changes a recipe")
+    assert_refused(["plan", "depoo", "--arch", "gdn2"], 'unknown recipe "depoo"')
+
+
 @pytest.mark.parametrize("arch", ["gdn2", "gdn2.gdn2.llama", "llama+canon"])
 def test_the_cost_of_many_runs(tiny, arch):
     """The sum of the plans of all runs."""

@@ -21,9 +21,12 @@ WHAT = typer.Argument(
     autocompletion=lambda: [*completion.recipes(), *completion.tasks()],
     metavar="WHAT",
 )
-PRESET = typer.Option(help="For a task: as in `canonlm play`.", autocompletion=completion.presets)
+PRESET = typer.Option(help="For a task: as in `canonlm play`. Default: tiny.", autocompletion=completion.presets)
 DIFFICULTY = typer.Option(help="For a task: one of its named difficulties.")
-ARCH = typer.Option(help="For a task: architectures, separated by commas.", autocompletion=completion.architectures)
+ARCH = typer.Option(
+    help="For a task: architectures, separated by commas. Default: llama,llama+canon.",
+    autocompletion=completion.architectures,
+)
 GPUS = typer.Option(
     help="How many GPUs. Default: 8; for a task 1. Several numbers, such as 8,64,512: a table.", metavar="N[,N…]"
 )
@@ -39,9 +42,9 @@ def plan(
     gpu: Annotated[str, GPU] = "h100",
     mfu: Annotated[float, MFU] = 0.4,
     network: Annotated[float, NETWORK] = 50.0,
-    preset: Annotated[str, PRESET] = "tiny",
+    preset: Annotated[str | None, PRESET] = None,
     difficulty: Annotated[str | None, DIFFICULTY] = None,
-    arch: Annotated[str, ARCH] = "llama,llama+canon",
+    arch: Annotated[str | None, ARCH] = None,
     trust: TrustRecipe = False,
 ) -> None:
     """Predict a run's tokens, FLOPs, memory per GPU, largest micro-batch, traffic and time.
@@ -56,9 +59,12 @@ def plan(
     if of_task:
         if len(counts) > 1:
             raise expected("--gpus", "one number for a task", gpus)
-        _plan_task(what, overrides or [], counts[0], machines, preset, difficulty, arch)
+        archs = arch or "llama,llama+canon"
+        _plan_task(what, overrides or [], counts[0], machines, preset or "tiny", difficulty, archs)
     else:
-        _plan_recipe(what, overrides or [], counts, machines, trust)
+        of_tasks = {"--preset": preset, "--difficulty": difficulty, "--arch": arch}
+        refused = [option for option, value in of_tasks.items() if value is not None]
+        _plan_recipe(what, overrides or [], counts, machines, trust, refused)
 
 
 class Machines(NamedTuple):
@@ -98,13 +104,17 @@ def _plan_task(
     say(f"  {'time':<15} {_duration(total.hours * later.plan.HOUR / later.plan.DAY / gpus)}")
 
 
-def _plan_recipe(recipe: str, overrides: list[str], counts: list[int], machines: Machines, trust: bool) -> None:
+def _plan_recipe(
+    recipe: str, overrides: list[str], counts: list[int], machines: Machines, trust: bool, refused: list[str]
+) -> None:
     try:
         path = later.recipes.find(recipe)
     except ValueError as error:
         if task := closest(recipe, later.tasks.names()):
             raise ValueError(f"{error} Or did you mean the task {shown(task[0])}?") from None
         raise
+    if refused:
+        raise ValueError(f"{refused[0]} only works with a task; KEY=VALUE changes a recipe, such as arch=gdn2")
     # Mistakes are reported before torch is loaded.
     loaded = later.load_config.Recipe(path, overrides, trust=trust, complete=started)
     load_torch()
