@@ -103,7 +103,7 @@ MISTAKES = [
     ("new task no/mine.py", "FILE: expected a file that can be written (No such file or directory)"),
     ("profile lama", 'unknown architecture "lama"'),
     ("profile llama --seeds 0", "--seeds: expected an integer from 1 to 100, got 0"),
-    ("profile llama --jobs 0", "--jobs: expected an integer >= 1, got 0"),
+    ("profile llama --jobs 0", '--jobs: expected a number >= 1, got "0"'),
     ("profile llama train.steps=10", 'canonlm profile takes no settings, got "train.steps=10"; `canonlm play` does'),
     ("profile llama --match flops", '--match: expected parameters, state or state,parameters, got "flops"'),
     ("replicate fig7 --scale mirco", 'unknown scale "mirco". Did you mean "micro"?'),

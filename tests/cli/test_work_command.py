@@ -56,7 +56,8 @@ def test_remaining_runs_and_their_progress(runs, capsys):
 MISTAKES = [
     (["."], "DIR: expected a folder of runs, each with its config.yaml, got"),
     (["many", "array=2"], "array=2: settings of a job only work with --slurm"),
-    (["many", "--jobs", "0"], "--jobs: expected an integer >= 1, got 0"),
+    (["many", "--jobs", "0", "--slurm", "time=5", "tasks=1"], '--jobs: expected a number >= 1, got "0"'),
+    (["many", "--slurm", "--status", "time=5", "tasks=1"], "--status cannot be used with --slurm"),
     (
         ["many", "--slurm", "time=5", "tasks=1", "array=x"],
         'array: expected one integer >= 1, the number of jobs, got "array=x"',

@@ -46,7 +46,7 @@ SeedSet = Annotated[
         metavar="N|new",
     ),
 ]
-Jobs = Annotated[int, typer.Option(help="How many runs at a time.")]
+Jobs = Annotated[int, typer.Option(help="How many runs at a time.", min=1)]
 SlurmWorkers = Annotated[bool, typer.Option("--slurm", help="Start workers as a SLURM job array instead of one here.")]
 SlurmSettings = Annotated[
     list[str] | None,

@@ -72,8 +72,6 @@ def profile(
     for text in archs:
         if re.match(r"[a-z]\w*(\.\w+)+=", text):
             raise ValueError(f'canonlm profile takes no settings, got "{text}"; `canonlm play` does')
-    if jobs < 1:
-        raise expected("--jobs", "an integer >= 1", jobs)
     if figures is not None:
         later.figures.check()
     needed("plotly", "canonlm profile")

@@ -16,7 +16,7 @@ from canonlm.core.errors import brief, expected
 from canonlm.runs.folder import configured
 
 FOLDER = typer.Argument(help="A folder of runs, or a play folder.", metavar="DIR")
-JOBS = typer.Option(help="How many runs at a time, each in its own process; small models share a GPU.")
+JOBS = typer.Option(help="How many runs at a time, each in its own process; small models share a GPU.", min=1)
 STATUS = typer.Option("--status", help="Show how far the runs are, and start nothing.")
 DRY_RUN = typer.Option("--dry-run", help="Show what is left to do and how long that takes, and start nothing.")
 GPU = typer.Option(help="With --dry-run: hours on this GPU (h100, …). Default: on this machine.")
@@ -44,8 +44,10 @@ def work(
     """
     if settings and not slurm:
         raise ValueError(f"{brief(settings[0])}: settings of a job only work with --slurm")
-    if gpu is not None and not dry_run:
-        raise ValueError("--gpu only works with --dry-run")
+    if status and (slurm or dry_run):
+        raise ValueError(f"--status cannot be used with {'--slurm' if slurm else '--dry-run'}")
+    if gpu is not None and (slurm or not dry_run):
+        raise ValueError("--gpu only works with --dry-run, and without --slurm")
     if slurm:
         return _slurm(folder, settings or [], jobs, dry_run, trust)
     if status:
