@@ -172,9 +172,10 @@ def test_a_foreign_experiment_runs_no_program(change, stranger, capsys):
     assert "this" not in sys.modules
 
 
-def test_foreign_tasks_of_the_harness_are_programs(stranger, capsys):
+def test_foreign_tasks_of_the_harness_are_programs(stranger, capsys, monkeypatch):
+    monkeypatch.setenv("HOME", str(stranger.parent))
     (stranger / "x.yaml").write_text("task: x\ndoc_to_text: !function evil.f\n")
-    for more in (["--tasks", "x", f"include={stranger}"], ["--tasks", str(stranger / "x.yaml")]):
+    for more in (["--tasks", "x", f"include={stranger}"], ["--tasks", f"~/{stranger.name}/x.yaml"]):
         assert "--trust, as its task files run Python" in refused(capsys, ["eval", "none", "--suite", "harness", *more])
 
 

@@ -16,6 +16,9 @@ def model(tmp_path):
     return folder
 
 
+BYTES = "--tokenizer", "bytes"
+
+
 def say(*arguments):
     return main(["eval", *map(str, arguments)])
 
@@ -35,6 +38,19 @@ def test_results_beside_the_command_and_in_the_report(model, tmp_path, monkeypat
     output = capsys.readouterr().out
     assert "Birth years in a text" in output
     assert "2hop-0k" in (tmp_path / "evals" / "report.html").read_text()
+
+
+def test_home_is_home_in_every_name(model, tmp_path, monkeypatch, capsys):
+    """zsh leaves ~ in KEY=~/FILE to the command. A folder "~" in the current one is easily removed with all of home."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    (tmp_path / "some.txt").write_text("It rains.")
+    assert say("~/tiny", "--suite", "multihop", "people=2", "n=1", "background=1", "text=~/some.txt", *BYTES) == 0
+    assert say("~/tiny", "--suite", "text", "~/some.txt", *BYTES) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "results: evals/tiny/results.json"
+    assert [path.name for path in folder.iterdir()] == ["evals"]
 
 
 def test_ctrl_c_keeps_the_answers(model, tmp_path, monkeypatch, capsys):

@@ -47,6 +47,11 @@ def test_short_table_of_all_64(capsys):
                        "33.2", "34.1"]  # fmt: skip
 
 
+def test_a_filter_may_be_long(capsys):
+    assert main(["results", "model=" + ",".join(["Llama-1B-Nemo-1T-lr0.002"] * 20)]) == 0
+    assert "57.2" in capsys.readouterr().out
+
+
 def test_filters_ignore_case(capsys):
     assert main(["results", "arch=gla5", "size=1B"]) == 0
     names = [row[0] for row in cells(capsys.readouterr().out)[2:]]

@@ -1,5 +1,6 @@
 """`canonlm claims`: the paper's claims and the verdicts on them."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -40,7 +41,7 @@ def claims(
         raise expected("--out", "a file that ends in .html or .md", str(out))
     if runs is not None and not any(runs.glob("*.csv")):
         raise expected("--runs", "a folder with CSV files of canonlm replicate --export", str(runs))
-    if claim is not None and Path(claim).exists():
+    if claim is not None and os.path.exists(claim):
         raise expected("ID", "a claim, such as C06 (--runs FOLDER shows the claims by your results)", claim)
     if check_registration:
         if any(option is not None for option in (claim, out, runs, figures)):

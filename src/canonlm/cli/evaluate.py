@@ -1,5 +1,6 @@
 """`canonlm eval`: evaluate a saved model on a suite of questions, and write results.json."""
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from canonlm.cli.options import Device, Dtype, Model, Step, Tokenizer, TrustMode
 from canonlm.cli.status import keep_going, load_torch, say, wide_console
 from canonlm.core.errors import expected, plain
 from canonlm.core.untrusted import path_inside
+from canonlm.core.user_folders import expanded
 from canonlm.report.evals import value
 from canonlm.runs.evaluated import checked_entry
 from canonlm.runs.rows import one_line
@@ -92,7 +94,7 @@ def evaluate(
         )  # fmt: skip
         folder = _folder(each, subject.about) if out is None else out
         if out is not None and len(models) > 1:
-            folder = out / f"{number}-{Path(each).resolve().name}"
+            folder = out / f"{number}-{expanded(each).resolve().name}"
         try:
             with _progress() as bar:
                 entries = later.suites.run(suite, planned, subject, options, folder, _Bar(bar))
@@ -124,8 +126,8 @@ class _Read(NamedTuple):
 
 def _models_and_file(words: Sequence[str]) -> tuple[list[str], str, list[str]]:
     """`A B my.jsonl n=100`: the models, the file of documents, the settings."""
-    files = [word for word in words if Path(word).is_file()]
-    settings = [word for word in words if "=" in word and not Path(word).exists()]
+    files = [word for word in words if os.path.isfile(expanded(word))]
+    settings = [word for word in words if "=" in word and not os.path.exists(expanded(word))]
     models = [word for word in words if word not in (*files, *settings)]
     if len(files) != 1 or not models:
         what = "models and one file of documents, as in `canonlm eval A B --suite text my.jsonl`"
@@ -168,9 +170,10 @@ def _warn(entries: Sequence[Mapping[str, Any]]) -> int:
 
 def _folder(model: str, about: Mapping[str, Any]) -> Path:
     """The default of --out: in a run's folder, by step; else by the model's name."""
+    place = expanded(model)
     if about.get("step") is not None:
-        return path_inside(Path(model), f"evals/step-{about['step']:08d}")
-    return Path("evals") / (Path(model).resolve().name if Path(model).exists() else model.replace("/", "--"))
+        return path_inside(place, f"evals/step-{about['step']:08d}")
+    return Path("evals") / (place.resolve().name if os.path.exists(place) else model.replace("/", "--"))
 
 
 def _progress() -> Progress:

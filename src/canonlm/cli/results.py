@@ -1,5 +1,6 @@
 """`canonlm results`: the published results, and yours beside them."""
 
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -96,7 +97,7 @@ def results(
 def _split(given: Iterable[str]) -> tuple[list[Path], list[str]]:
     folders, filters = [], []
     for text in given:
-        if "=" in text and not Path(text).exists():
+        if "=" in text and not os.path.exists(text):  # False for long names, too
             filters.append(text)
         else:
             folders.append(Path(text))

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from canonlm.core.errors import expected
 from canonlm.core.safe_yaml import read_yaml
+from canonlm.core.user_folders import expanded
 from canonlm.suites.reading import text_of
 
 
@@ -24,7 +25,7 @@ class Background(Protocol):
 
 def open_background(name: str | None) -> Background:
     """None: the generator. Otherwise the text file of that path; ValueError if it cannot be read."""
-    return Neutral() if name is None else TextFile(Path(name))
+    return Neutral() if name is None else TextFile(expanded(name))
 
 
 def fill(sentences: Iterator[str], budget: int, tokens: Callable[[str], int]) -> list[str]:

@@ -12,12 +12,12 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from canonlm import tasks
 from canonlm.core import user_code
 from canonlm.core.errors import expected
+from canonlm.core.user_folders import expanded
 from canonlm.data.windows import WindowStream
 from canonlm.models.build import wrap
 from canonlm.runs.identity import exact
@@ -52,7 +52,7 @@ def evaluations(
     ValueError: no such task, another vocabulary than the model's, lengths that are impossible for the task.
     """
     run = subject.run
-    with user_code.of_run(Path(subject.about["source"]), subject.trusted):
+    with user_code.of_run(expanded(subject.about["source"]), subject.trusted):
         task = _task(subject, settings)
     lengths = sorted(set(settings.lengths))
     if lengths[0] < 1 or (lengths != [1] and task.evaluation != "windows"):

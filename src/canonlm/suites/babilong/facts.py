@@ -12,6 +12,7 @@ from typing import Any
 from canonlm.core.errors import expected
 from canonlm.core.extras import needed
 from canonlm.core.untrusted import open_regular, parse_json
+from canonlm.core.user_folders import expanded
 from canonlm.data.parquet_guard import MAX_GROWTH, MAX_PAGE, check_pages, check_texts
 from canonlm.suites.babilong.world import Story
 from canonlm.suites.reading import content_of
@@ -29,7 +30,7 @@ def read(facts: str, task: str, config: str, padded: bool) -> list[Story]:
 
     ValueError if there are no stories, or if one of the three texts of a row is missing.
     """
-    rows = _of_hub(task, config) if facts == "hub" else _of_folder(Path(facts), task, config, padded)
+    rows = _of_hub(task, config) if facts == "hub" else _of_folder(expanded(facts), task, config, padded)
     stories = []
     for where, row in rows:
         texts = {key: row.get(key) for key in FIELDS} if isinstance(row, dict) else dict.fromkeys(FIELDS)

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from difflib import get_close_matches
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
 from canonlm.core.errors import expected
+from canonlm.core.user_folders import expanded
 from canonlm.suites.harness import TASKS
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ def open_tasks(include: str | None = None, metadata: Mapping[str, Any] | None = 
     """All tasks: the harness's, ours, and those of the folder `include`."""
     from lm_eval.tasks import TaskManager
 
-    if include is not None and not Path(include).is_dir():
+    folders = [TASKS, *([expanded(include)] if include else [])]
+    if include is not None and not folders[-1].is_dir():
         raise expected("include", "a folder with YAML files of tasks", include)
-    folders = [TASKS, *([Path(include)] if include else [])]
     return TaskManager(include_path=folders, metadata=dict(metadata or {}))
 
 
@@ -41,8 +41,8 @@ def find(manager: "TaskManager", names: Sequence[str]) -> list[str]:
     """
     tasks: list[str] = []
     for name in names:
-        if name.endswith(".yaml") and Path(name).is_file():
-            tasks.append(name)
+        if name.endswith(".yaml") and (file := expanded(name)).is_file():
+            tasks.append(str(file))
         elif matches := manager.match_tasks([name]):
             tasks += [single for match in matches for single in _singles(manager, match)]
         else:

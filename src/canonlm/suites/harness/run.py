@@ -6,11 +6,11 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from canonlm.core.errors import InvalidSetting, brief
+from canonlm.core.user_folders import expanded
 from canonlm.suites.harness import require
 from canonlm.suites.harness.opening import SEEDS, Part, find, load, name_of, open_tasks, parts, seed
 from canonlm.suites.load_model import Subject
@@ -49,7 +49,7 @@ def refuse_code(planned: Iterable[Any]) -> None:
     """ValueError for task files that may be somebody else's: their functions and templates are programs."""
     for settings in planned:
         for key, name in [("include", settings.include), *(("tasks", name) for name in settings.tasks)]:
-            if name is not None and os.path.exists(name) and not is_yours(Path(name)):
+            if name is not None and os.path.exists(file := expanded(name)) and not is_yours(file):
                 what = f"--trust, as its task files run Python; read them first ({your_folder()} needs no --trust)"
                 raise InvalidSetting(key, f"{key}: {brief(name)}: expected {what}")
 
