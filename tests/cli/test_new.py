@@ -85,3 +85,9 @@ def test_the_docs_show_the_file(kind):
     page = (DOCS / template.page).read_text(encoding="utf-8")
     assert (TEMPLATES / template.file).read_text(encoding="utf-8") in page
     assert f"`canonlm new {kind} mine.{'yaml' if kind == 'experiment' else 'py'}`" in page
+
+
+def test_a_mixer_has_a_name_that_arch_reads(tmp_path, monkeypatch, assert_refused):
+    monkeypatch.chdir(tmp_path)
+    assert_refused(["new", "mixer", "my+mixer.py"], "FILE: expected a path without , + {")
+    assert main(["new", "task", "my+task.py"]) == 0

@@ -43,6 +43,8 @@ def new(kind: Annotated[str, KIND], file: Annotated[Path, FILE]) -> int:
     template = KINDS[kind]
     if file.suffix != (suffix := Path(template.file).suffix):
         raise expected("FILE", f"a name that ends in {suffix}", str(file))
+    if kind == "mixer" and set(",+{") & set(str(file)):
+        raise expected("FILE", "a path without , + {: they end a file's name in --arch", str(file))
     text = (TEMPLATES / template.file).read_text(encoding="utf-8")
     with writing("FILE", file, "file"):
         try:
@@ -50,7 +52,7 @@ def new(kind: Annotated[str, KIND], file: Annotated[Path, FILE]) -> int:
                 stream.write(text.encode())
         except FileExistsError:
             raise expected("FILE", "a file that does not exist yet", str(file)) from None
-    print(f"{file}: a {kind} that runs (docs/{template.page}):")
+    print(f"{file} runs as it is (docs/{template.page}):")
     for command in template.commands:
         print(f"  {shlex.join(word.replace('FILE', str(file)) for word in command.split())}")
     return 0
