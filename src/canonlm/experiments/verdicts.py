@@ -26,6 +26,7 @@ UNITS = {
     "bits_per_parameter": "bits per parameter",
     "loss": "nats per token",
     "loss_beyond": "nats per token beyond the trained length",
+    "kl": "nats of divergence",
 }
 """Units of measures; the unit of any other measure is its name."""
 
