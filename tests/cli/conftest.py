@@ -23,6 +23,7 @@ def assert_refused(capsys):
     current folder is as before."""
 
     def check(arguments, start):
+        assert not Path("pyproject.toml").exists(), "other tests write into the clone: monkeypatch.chdir(tmp_path)"
         capsys.readouterr()
         before = contents()
         assert main([*map(str, arguments)]) == 2

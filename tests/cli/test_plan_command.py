@@ -144,7 +144,8 @@ def test_a_task(capsys):
     assert f"\n  tokens          {2 * tries * tokens:,}\n" in blocks[1]
 
 
-def test_options_of_tasks_do_not_change_a_recipe(assert_refused):
+def test_options_of_tasks_do_not_change_a_recipe(tmp_path, monkeypatch, assert_refused):
+    monkeypatch.chdir(tmp_path)
     assert_refused(["plan", "debug", "--arch", "gdn2"], "--arch only works with a task; KEY=VALUE changes a recipe")
     assert_refused(["plan", "depoo", "--arch", "gdn2"], 'unknown recipe "depoo"')
 
