@@ -56,6 +56,16 @@ def test_location_of_the_page(tmp_path, capsys, monkeypatch):
     assert not (one / "report.html").exists()
 
 
+def test_a_home_folder_that_bash_leaves_as_it_is(tmp_path, monkeypatch):
+    """bash puts it in for ~/page.html, but not after an equals sign."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    assert main(["report", str(write(tmp_path / "a")), "--out=~/page.html"]) == 0
+    assert (tmp_path / "home" / "page.html").is_file()
+    assert not (tmp_path / "~").exists()
+
+
 def test_table_only_writes_no_page(tmp_path, capsys):
     folder = write(tmp_path / "runs" / "a")
     assert main(["report", str(tmp_path), "--table"]) == 0

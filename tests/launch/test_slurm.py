@@ -224,6 +224,12 @@ def test_a_refusal_by_sbatch_leaves_nothing(config, tmp_path, sbatch, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_folder_whose_name_slurm_would_change(config, tmp_path):
+    jobs = training(config, tmp_path / "80%a", parse(["time=5", "tasks=2"]), None)
+    with pytest.raises(ValueError, match=r"--out: expected a folder without % in its path, .*80%a"):
+        _ = jobs.script
+
+
 def test_without_slurm(config, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ValueError, match="--slurm needs the command sbatch"):

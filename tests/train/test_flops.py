@@ -57,6 +57,20 @@ def test_convolutions_are_counted_wherever_they_are():
         assert model_of(config_of(f"llama+canon={sites}")).forward_flops(96)["conv"] == number * per_layer
 
 
+@pytest.mark.parametrize(
+    ("site", "by_hand"),
+    [
+        ("A:avg", 2 * 4 * 64),
+        ("A:k7", 2 * 7 * 64),
+        ("A:smear", 2 * (64 + 12)),  # one tap, and a gate from 12 channels
+        ("K:offset", 0),  # half of the channels move, and nothing is computed
+        ("K:dynamic", 2 * 4 * 64 + 2 * 4 * 64 + 2 * (4 * 4) * 64),  # shared taps, own ones, and four of these a head
+    ],
+)
+def test_forms_without_taps_of_their_own_are_counted_too(site, by_hand):
+    assert model_of(config_of(f"llama+canon={site}")).forward_flops(96)["conv"] == 2 * by_hand
+
+
 @pytest.mark.parametrize("name", [*NAMES, "llama+mlp=standard", "llama+mlp=none"])
 def test_matrix_products_of_the_model(name):
     """All but recurrences and convolutions, which torch's counter misses; it counts attention's full square."""

@@ -72,6 +72,7 @@ class CanonLayer(nn.Module):
             raise expected("start", '"uniform", "zero" or "id"', start)
         self.hidden_size, self.kernel_size = hidden_size, kernel_size
         self.residual, self.activation, self.scaled, self.start = residual, activation, scaled, start
+        self.flops = 2 * hidden_size * kernel_size  # of one token, on all devices together
         self.add_parameters(bias, device, dtype)
         self.reset_parameters()
 

@@ -34,6 +34,7 @@ class TokenShift(AverageCanon):
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__(hidden_size, 2, residual=False)
+        self.flops = 0
 
     def taps(self, x: Tensor) -> Tensor:
         ones = x.new_ones(self.hidden_size, 1, 1, dtype=_at_least_float32(x))
@@ -49,7 +50,7 @@ class KeyOffset(AverageCanon):
 
     def __init__(self, hidden_size: int, head_dim: int) -> None:
         super().__init__(hidden_size, 2, residual=False)
-        self.head_dim = head_dim
+        self.head_dim, self.flops = head_dim, 0
 
     def taps(self, x: Tensor) -> Tensor:
         channel = torch.arange(self.hidden_size, device=x.device)
@@ -68,6 +69,7 @@ class Smear(CanonLayer):
         self, hidden_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__(hidden_size, 2, start="zero", device=device, dtype=dtype)
+        self.flops = 2 * (hidden_size + len(self.gate))
 
     def add_parameters(self, bias: bool, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
         self.gate = nn.Parameter(torch.empty(min(GATE_CHANNELS, self.hidden_size), device=device, dtype=dtype))
@@ -108,6 +110,7 @@ class DynamicCanon(CanonLayer):
     ) -> None:
         self.head_dim, self.input_size = head_dim, input_size
         super().__init__(hidden_size, kernel_size, scaled=scaled, start=start, device=device, dtype=dtype)
+        self.flops = 2 * (self.flops + self.taps_weight.numel())  # shared taps, own taps and what makes these
 
     def add_parameters(self, bias: bool, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
         super().add_parameters(False, device, dtype)

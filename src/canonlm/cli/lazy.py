@@ -1,6 +1,7 @@
 """Commands whose modules are imported when they are called."""
 
 import ast
+import re
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -8,6 +9,11 @@ from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+from canonlm.core.user_folders import expanded
+
+_AFTER_EQUALS = re.compile(r"^([\w.-]+=)~(?=/|$)")
+"""Where bash leaves a home folder as it is: --out=~/x, data=~/x."""
 
 
 class _Command(TyperCommand):
@@ -17,12 +23,13 @@ class _Command(TyperCommand):
         super().__init__(name)
         self.module, _, self.function = place.partition(".")
 
-    def make_context(self, *args: Any, **options: Any) -> Any:
+    def make_context(self, info_name: str | None, args: list[str], *rest: Any, **options: Any) -> Any:
+        args = [_AFTER_EQUALS.sub(lambda match: f"{match[1]}{expanded('~')}", each) for each in args]
         module = import_module(f"canonlm.cli.{self.module}")
         alone = typer.Typer(add_completion=False, rich_markup_mode="markdown")
         settings = getattr(module, "CONTEXT_SETTINGS", None)
         alone.command(self.name, context_settings=settings)(getattr(module, self.function))
-        return typer.main.get_command(alone).make_context(*args, **options)
+        return typer.main.get_command(alone).make_context(info_name, args, *rest, **options)
 
     def read_help(self) -> None:
         """Take the help text for a list of commands from the module's file."""

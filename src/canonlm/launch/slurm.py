@@ -108,6 +108,8 @@ class Jobs:
     def _executor(self, folder: Path) -> SlurmExecutor:
         """The executor that writes the script of a launch."""
         check_printable("--out", str(folder))
+        if "%" in str(folder):
+            raise expected("--out", "a folder without % in its path, as SLURM fills in such names", str(folder))
         settings, cpus = self.settings, self.settings.get("cpus_per_task", self.cpus)
         executor = _Executor(folder)
         executor.update_parameters(

@@ -113,7 +113,7 @@ class Decoder(LanguageModel):
             elif isinstance(module, Experts):
                 parts["linear"] += 2 * weights / config.num_experts
             elif isinstance(module, CanonLayer):
-                parts["conv"] += 2 * weights
+                parts["conv"] += module.flops
         for mixer in map(MIXERS.__getitem__, config.mixers):
             parts["recurrence" if mixer.recurrent else "attention"] += mixer.flops(config, seq_len)
         return {**parts, "head": 2 * config.hidden_size * config.vocab_size}

@@ -250,7 +250,9 @@ class ForeignModel(LanguageModel):
                 continue
             weights = sum(p.numel() for p in module.parameters(recurse=False) if p.ndim > 1)
             is_expert = ".experts" in path or any(p.ndim == 3 for p in module.parameters(recurse=False))
-            if isinstance(module, nn.Conv1d | CanonLayer):
+            if isinstance(module, CanonLayer):
+                parts["conv"] += module.flops
+            elif isinstance(module, nn.Conv1d):
                 parts["conv"] += 2 * weights
             elif isinstance(module, nn.Linear | Conv1D) or (is_expert and not isinstance(module, nn.Embedding)):
                 parts["linear"] += 2 * weights * (used if is_expert else 1.0)
