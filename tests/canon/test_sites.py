@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from canonlm.canon.sites import VARIANTS, Variant, parse, slots, write
+from canonlm.canon.sites import SITES, VARIANTS, Variant, letters, parse, slots, write
 
-ALONE = st.sampled_from([Variant(kernel=2, form="smear"), Variant(kernel=2, form="offset")])
 LEARNED = st.builds(
     Variant,
     kernel=st.integers(1, 8),
@@ -17,13 +16,14 @@ LEARNED = st.builds(
 ).filter(lambda v: not (v.frozen and v.start != "uniform"))
 STARTED = st.builds(Variant, kernel=st.integers(1, 8), start=st.just("zero"), scaled=st.booleans())
 IDENTITY = st.builds(Variant, kernel=st.integers(1, 8), residual=st.just(False), start=st.just("id"))
-AVERAGED = st.builds(Variant, kernel=st.integers(1, 8), residual=st.booleans(), form=st.just("avg"))
-BY_LETTER = {
-    **dict.fromkeys("AOCME", LEARNED | STARTED | IDENTITY | AVERAGED | st.just(Variant(kernel=2, form="smear"))),
-    **dict.fromkeys("DQV", LEARNED | STARTED | IDENTITY | AVERAGED),
-    "K": LEARNED | STARTED | AVERAGED | st.just(Variant(kernel=2, form="offset")),
-    "b": st.just(Variant()),
+BY_FORM = {
+    None: st.just(Variant()),  # at b
+    "conv": LEARNED | STARTED | IDENTITY,
+    "avg": st.builds(Variant, kernel=st.integers(1, 8), residual=st.booleans(), form=st.just("avg")),
+    "dynamic": st.builds(Variant, kernel=st.integers(1, 8), scaled=st.booleans(), form=st.just("dynamic")),
+    **{form: st.just(Variant(kernel=2, form=form)) for form in ("smear", "offset")},
 }
+BY_LETTER = {at.letter: st.one_of(*map(BY_FORM.__getitem__, at.forms or [None])) for at in SITES.values()}
 
 
 @given(sites=st.fixed_dictionaries({}, optional=BY_LETTER), order=st.randoms())
@@ -65,7 +65,7 @@ def test_groups_without_variants_equal_the_default():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("ABX", 'sites: expected letters out of E, A, b, B, Q, K, V, O, C, D, M (such as "ABCD" or "KVOM:scaled")'),
+        ("ABX", f'sites: expected letters out of {", ".join(letters())} (such as "ABCD" or "KVOM:scaled"), got "ABX"'),
         ("A,,B", "letters out of"),
         (":k3", "letters out of"),
         (3, 'letters such as "ABCD", got 3'),
@@ -85,7 +85,7 @@ def test_groups_without_variants_equal_the_default():
         ("K:dynamic:nores", ":dynamic without :nores"),
         ("A:dynamic", ":dynamic at Q, K, V only"),
         ("V:offset", ":offset at K only"),
-        ("D:smear", ":smear at E, A, O, C, M only"),
+        ("D:smear", ":smear at E, A, O, C, M"),
         ("A:smear:k3", "no other variant beside :smear"),
         ("Ab:k3", "no variant of b"),
     ],

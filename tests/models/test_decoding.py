@@ -19,10 +19,13 @@ from packaging.version import Version
 from torch.testing import assert_close
 from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 
+from canonlm.canon.sites import SITES as OF_THE_TABLE
+from canonlm.canon.sites import slots
 from canonlm.core.cache_name import CACHE
 from canonlm.models.mixers import MIXERS
 
 OLD_CACHES = Version(transformers.__version__) < Version("5.18")
+EVERY = slots(OF_THE_TABLE)
 OPTIONS = {
     "gla": {"linear_num_key_value_heads": 1, "clamp_min": -0.5},
     "mamba2": {"mamba_state_size": 16},
@@ -89,12 +92,12 @@ MODELS |= {
     "per-layer": {"num_hidden_layers": 3, "canon_sets": ["A", "ABCD", ""]},
     "inkling": {"canon_set": "KVOM"},
     "inkling2": {"canon_set": "KV:dynamic:scaled,OM:scaled"},
-    "everywhere": {"canon_set": "EABOCDM"},
+    "everywhere": {"canon_set": EVERY.replace("b", "")},
     "cheap": {"canon_set": "E:smear,K:offset"},
     "kernels": {"canon_set": "A:k2:avg,Q:k3:zero,V:k6:bias:silu,D:k8:id,M:smear"},
-    "hybrid+EAbKVOM": {
+    "hybrid+everywhere": {
         **RECURRENT["hybrid"],
-        "canon_sets": ["E:smear,AbOM,KV:dynamic", "E:smear,K:offset,V:k2,O:scaled", "E:smear,AbBOM"],
+        "canon_sets": ["E:smear,AbOM,KV:dynamic", "E:smear,K:offset,V:k2,O:scaled", f"E:smear,{EVERY[1:]}"],
     },
 }
 EXACT = {"atol": 1e-10, "rtol": 0}
