@@ -6,6 +6,7 @@ import pytest
 from abuse.bases import ONE_STEP
 
 from canonlm.cli import main
+from canonlm.launch.recipes import recipes
 
 MISTAKES = [
     ("play copyin", 'unknown task "copyin". Did you mean "copying"? Tasks: arithmetic, automaton,'),
@@ -73,7 +74,10 @@ MISTAKES = [
     ("data show copying --n 0", "--n: expected a number >= 1"),
     ("eval run", "--suite is missing: `canonlm eval --help` explains it"),
     ("train run", 'RECIPE: expected a YAML file, such as run/config.yaml, which repeats that run, got "run"'),
-    ("plan depoo", 'unknown recipe "depoo". All 65: canonlm recipes list. Or give a YAML file. Or did you mean'),
+    (
+        "plan depoo",
+        f'unknown recipe "depoo". All {len(recipes())}: canonlm recipes list. Or give a YAML file. Or did you mean',
+    ),
     ("plan depo --gpu H200", 'unknown GPU "H200". Did you mean "h200"? GPUs: a10,'),
     ("work run --gpu h100", "--gpu only works with --dry-run"),
     ("claims run", "ID: expected a claim, such as C06 (--runs FOLDER shows the claims by your results)"),

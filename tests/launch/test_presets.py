@@ -1,6 +1,7 @@
 """Presets load, fit together, and the `paper` ones are the paper's (arXiv 2512.17351, App. A and B)."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,8 @@ from canonlm.models.names import bases
 from canonlm.train.build import build_model
 from canonlm.train.config import resolve
 from canonlm.train.load_config import merge, read_yaml
+
+PAGE = Path(__file__).parents[2] / "docs" / "playground.md"
 
 # (context, batch, learning rates, seeds, weight decay, loss on), for lines of the paper's table with equal values.
 COPYING = (1024, 32, (5e-4, 1e-3, 2e-3, 5e-3), 1, 0.03, "answer")
@@ -159,9 +162,8 @@ def test_every_preset_plans_and_builds(tmp_path, task, name, difficulty):
 
 
 def test_the_settings_of_peers_fit_and_build():
-    assert peers_presets() == {
-        "zoology-fig2": "recall", "mad-recall": "dictionary", "mad-selective": "selective", "group-words": "state",
-    }  # fmt: skip
+    documented = re.findall(r"^\| `([\w-]+)` \| a GPU \| `(\w+)`", PAGE.read_text(), re.MULTILINE)
+    assert dict(documented) == peers_presets()
     for name, task in peers_presets().items():
         for difficulty in read_yaml(PEERS / f"{name}.yaml")[0]["difficulties"]:
             config = resolve({**load_preset(task, name, difficulty).run, "arch": "gdn2+canon"})
