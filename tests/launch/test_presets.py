@@ -156,7 +156,7 @@ def test_every_preset_plans_and_builds(tmp_path, task, name, difficulty):
     assert {run.config.preset for run in runs} == {name}
     config = runs[-1].config  # the plan has built all models once
     assert build_model(config, "meta").module.config.vocab_size == len(config.built_task.vocab)
-    if config.built_task.evaluation == "windows":
+    if config.built_task.in_windows:
         row = config.built_task.instances("test", 0, 0, config.data.seq_len)
         assert row, "a test window holds at least one whole instance"
 

@@ -55,8 +55,8 @@ def evaluations(
     with user_code.of_run(expanded(subject.about["source"]), subject.trusted):
         task = _task(subject, settings)
     lengths = sorted(set(settings.lengths))
-    if lengths[0] < 1 or (lengths != [1] and task.evaluation != "windows"):
-        allowed = "numbers >= 1" if task.evaluation == "windows" else f"[1]: in {task.name} every question stands alone"
+    if lengths[0] < 1 or (lengths != [1] and not task.in_windows):
+        allowed = "numbers >= 1" if task.in_windows else f"[1]: in {task.name} every question stands alone"
         raise expected("lengths", allowed, settings.lengths)
     trained = run.data.seq_len if run else wrap(subject.model).context_length or DEFAULT_LENGTH
     stream = WindowStream(

@@ -107,7 +107,12 @@ class Task:
     def min_seq_len(self) -> int:
         """The shortest window that an evaluation can use. Only complete instances of packed windows are graded, so
         with shorter windows a test would miss the long instances, or be empty."""
-        return self.max_len if self.evaluation == "windows" else 1
+        return self.max_len if self.in_windows else 1
+
+    @property
+    def in_windows(self) -> bool:
+        """Whether its evaluation grades the instances of packed windows; otherwise every question stands alone."""
+        return self.evaluation == "windows"
 
     # -- what users call ----------------------------------------------------------------------------------------------
 
