@@ -25,7 +25,10 @@ LOADED = re.compile(r"<(?:script|img|iframe|source)[^>]*\bsrc=\W?https?:[^\s>]*|
 
 
 def on_config(config):
-    """The footer links to the repository. Material's `repo_url` would let readers' browsers ask GitHub."""
+    """Tasks have the order of playground.md. The footer links to the repository, as Material's `repo_url` would let
+    readers' browsers ask GitHub."""
+    [of_tasks] = [part["Tasks"] for part in config.nav[1]["Compare architectures"] if "Tasks" in part]
+    of_tasks += re.findall(r"^\| \[\w+\]\((tasks/\w+\.md)\)", (ROOT / "docs/playground.md").read_text(), re.MULTILINE)
     repository = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
     config.extra["social"] = [{"icon": "fontawesome/brands/git-alt", "link": repository, "name": "Source code"}]
     return config

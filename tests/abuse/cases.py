@@ -101,24 +101,8 @@ CASES = [
 ]  # fmt: skip
 
 SETTINGS = {
-    "data show copying --n 1": ("task.N", "task.min_items", "task.x"),
-    "data show depo --n 1": ("task.N", "task.K"),
-    "data show brevo --n 1": ("task.N",),
-    "data show capo --n 1": ("task.N",),
-    "data show lano --n 1": ("task.grammar",),
-    "data show mano --n 1": ("task.L",),
-    "data show mqar --n 1": ("task.N",),
-    "data show parity --n 1": ("task.max_len",),
-    "data show flipflop --n 1": ("task.N", "task.test_p_ignore"),
-    "data show state --n 1": ("task.group", "task.answers"),
-    "data show automaton --n 1": ("task.states", "task.number"),
-    "data show arithmetic --n 1": ("task.ops", "task.modulus", "task.test_lengths"),
-    "data show recall --n 1": ("task.pairs", "task.test_pairs", "task.noise", "task.levels", "task.key_length"),
-    "data show selective --n 1": ("task.items", "task.noise"),
-    "data show palindrome --n 1": ("task.N",),
-    "data show stack --n 1": ("task.stacks",),
-    "data show induction --n 1": ("task.shown",),
-    "data show dictionary --n 1": ("task.key_length",),
+    **{f"data show {name} --n 1": [f"task.{key}" for key in ("x", *tasks.find(name).Spec.model_fields)]
+       for name in tasks.names()},
     "plan run.yaml --gpus 1": ("arch", "model.num_hidden_layers", "train.batch_size", "model.fields.rope_theta"),
     "recipes show run.yaml": (
         "arch", "task.name", "model.hidden_size", "model.fields", "data.seq_len", "train.steps", "train.optim.lr",
