@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from canonlm.models.build import build
 from canonlm.models.interface import Sizes
+from canonlm.models.mixers import MIXERS
 from canonlm.ops.context_parallel import Span
 from canonlm.ops.varlen import Documents
 
@@ -32,14 +33,10 @@ SINKS = {"canon_set": "ABCD", "attention_sink": True, "sliding_window": 5, "atte
 RESIDUALS = {"attention_residuals": True, "mixers": ["mamba3", "attention"], "canon_sets": ["B", "AC"]}
 GROUPED = {"mixer_options": {"gla": {"num_heads": 4, "num_key_value_heads": 2, "key_head_dim": 4, "value_head_dim": 8}}}
 MIMO = {"mixer_options": {"mamba3": {"num_heads": 4, "n_groups": 2, "mimo_rank": 2, "state_size": 8}}}
+MORE = {"rwkv7": "rwkv7{value_residual=true}", "mla": "mla+canon"}
+FIRST = [next(iter(mixer.architectures)) for mixer in MIXERS.values()]
 MODELS: dict[str, tuple[str, dict]] = {
-    **{
-        name: (name, {})
-        for name in (
-            *("llama", "llama+canon=ABCD", "gdn2", "gla5", "mamba2", "kda", "deltaproduct2", "retention"),
-            *("gated-retention", "rwkv7{value_residual=true}", "mamba3", "mla+canon", "delta-vec"),
-        )
-    },
+    **{arch: (arch, {}) for arch in ("llama+canon=ABCD", *(MORE.get(name, name) for name in FIRST))},
     "alibi": ("llama", {"alibi": "alibi", "rope_dim": 0}),
     "hybrid": ("llama", HYBRID),
     "variants": ("llama", VARIANTS),
