@@ -17,8 +17,7 @@ def scales() -> list[str]:
 
 
 def tasks() -> list[str]:
-    """All tasks: each has a tiny preset."""
-    return [name for name in _stems(RECIPES / "playground" / "tiny") if name not in ("default", "text")]
+    return sorted(_written("tasks", r'^@register\("(\w+)"\)'))
 
 
 def recipes() -> list[str]:
@@ -31,11 +30,15 @@ def experiments() -> list[str]:
 
 def architectures(incomplete: str) -> list[str]:
     """Completions of the last name in a list with commas; the names' registry imports torch."""
-    files = sorted((PACKAGE / "models" / "mixers").glob("*.py"))
-    names = re.findall(r'^ +"(\S+)": Architecture\(', "".join(file.read_text("utf-8") for file in files), re.MULTILINE)
+    names = _written("models/mixers", r'^ +"(\S+)": Architecture\(')
     before = incomplete[: incomplete.rfind(",") + 1]
     return [f"{before}{name}{canon}" for name in names for canon in ("", "+canon")]
 
 
 def _stems(folder: Path) -> list[str]:
-    return sorted(path.stem for path in folder.glob("*.yaml"))
+    return [path.stem for path in sorted(folder.glob("*.yaml"))]
+
+
+def _written(folder: str, pattern: str) -> list[str]:
+    files = sorted((PACKAGE / folder).rglob("*.py"))
+    return re.findall(pattern, "".join(file.read_text("utf-8") for file in files), re.MULTILINE)
