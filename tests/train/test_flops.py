@@ -12,8 +12,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from canonlm import CanonLMConfig, CanonLMForCausalLM
 from canonlm.models import mixers, names
 from canonlm.models.block import DecoderLayer
+from canonlm.models.build import build
 from canonlm.models.cache import Layout
 from canonlm.models.decoder import Decoder
+from canonlm.models.interface import SMALL
 from canonlm.models.mixers.base import CHUNK, MIXERS
 from canonlm.models.positions import rotary_table
 from canonlm.ops import gated_delta_rule as gdn
@@ -274,6 +276,17 @@ def test_activation_memory_equals_the_measured_one(name, checkpointing, monkeypa
     [(estimate, everything)] = device.kept.values()
     assert 2 * estimate == pytest.approx(held, rel=0.05)
     assert (estimate == everything) == (checkpointing == "none")
+
+
+def test_canonized_blocks_keep_the_inputs_of_their_canon_layers():
+    with torch.device("meta"):
+        plain, canonized = (
+            memory.Device(build(arch, SMALL), run_of(64), devices=2) for arch in ("hf:llama", "hf:llama+canon=AC")
+        )
+    for device in (plain, canonized):
+        device.memory(1)
+    [(fewer, _)], [(more, _)] = plain.kept.values(), canonized.kept.values()
+    assert more - fewer == 2 * 64 * SMALL.hidden_size * 2  # two of them, in bfloat16
 
 
 def test_attention_residuals_keep_two_outputs_of_a_block():

@@ -123,7 +123,8 @@ class CanonBlock(Derived):
     canon_ends: dict[str, list[str]]  # names of the layers on the block's own "input" and "output"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        kwargs["canon_layout"] = self.canon_host.layout_for(args[0] if args else kwargs.get("hidden_states"))
+        if kwargs.get("canon_layout") is None:  # plans repeat a call with the arguments that they have noted
+            kwargs["canon_layout"] = self.canon_host.layout_for(args[0] if args else kwargs.get("hidden_states"))
         return super().__call__(*args, **kwargs)  # type: ignore[misc]
 
     def forward(self, *args: Any, canon_layout: HostLayout | None = None, **kwargs: Any) -> Any:
