@@ -19,7 +19,7 @@ from canonlm.experiments import ledger, schema
 from canonlm.experiments.grid import Outcomes
 from canonlm.experiments.retests import RIGHT, TableTest, retests
 from canonlm.experiments.schema import Experiment, Scale
-from canonlm.experiments.verdicts import FASTER, Compared, State, Verdict, combined, judge, shares_right
+from canonlm.experiments.verdicts import FASTER, Compared, State, Verdict, combined, is_complete, judge, shares_right
 from canonlm.runs.rows import one_line
 from canonlm.runs.seed_statistics import LEVEL, Interval, holm, spread_of
 from canonlm.train.config import Settings
@@ -187,8 +187,8 @@ def of_verdict(experiment: Experiment, verdict: Verdict, outcomes: Outcomes) -> 
     parts = [estimate for each in verdict.compared if (estimate := _estimate(verdict, each))]
     state: State = verdict.state
     if entry.enough and verdict.seeds:
-        parts += [_share(experiment, verdict, each, outcomes) for each in entry.enough]
-        state = combined([each.state for each in parts])
+        shares = [_share(experiment, verdict, each, outcomes) for each in entry.enough]
+        parts, state = [*parts, *shares], combined([state, *(each.state for each in shares)])
     env = [run.env for name in verdict.runs if (run := outcomes.get(name))]
     machines, commits = (
         tuple(sorted({one_line(str(each[key])) for each in env if each.get(key)})) for key in ("machine", "commit")
@@ -210,8 +210,10 @@ def of_verdict(experiment: Experiment, verdict: Verdict, outcomes: Outcomes) -> 
 
 
 def _listed(experiment: Experiment, number: str) -> Listed:
-    """The entry of a claim of the paper; an empty one for a claim of somebody else's experiment."""
-    return listed()[number] if experiment.name in schema.names() else Listed(text="")
+    """The entry of a claim of the paper; an empty one for a claim of somebody else's experiment, whatever its file is
+    called."""
+    empty = Listed(text="")
+    return listed().get(number, empty) if experiment.name in schema.names() else empty
 
 
 def _untested(experiment: Experiment, number: str, scale: str, paper: str = "") -> Claim:
@@ -244,7 +246,7 @@ def _share(experiment: Experiment, verdict: Verdict, enough: Enough, outcomes: O
     shares, questions = shares_right(experiment, verdict, enough.arm, enough.slices, outcomes)
     spread = spread_of(shares, questions)
     state: State = "undecided"
-    if spread.low < spread.high and not spread.low < enough.at_least <= spread.high:
+    if is_complete(experiment, verdict) and not spread.low < enough.at_least <= spread.high:
         state = "supported" if spread.low >= enough.at_least else "contradicted"
     mean, low, high = (100 * value for value in (spread.mean, spread.low, spread.high))
     note = f"enough would be {100 * enough.at_least:g} %; {state}; not registered before the runs"

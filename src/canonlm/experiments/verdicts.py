@@ -72,7 +72,7 @@ class Verdict:
 def combined(parts: Collection[State]) -> State:
     """The verdict on a claim from those on its parts: the same if all are the same, and else `supported in part` if
     one is supported, or `contradicted` if one is contradicted. While a part is untested, so is the claim."""
-    for state in ("untested", "supported", "contradicted"):
+    for state in ("untested", "supported in part", "supported", "contradicted"):
         if state in parts:
             return "supported in part" if state == "supported" and set(parts) != {state} else state
     return "undecided"
@@ -112,25 +112,31 @@ def _judged(experiment: Experiment, scale: str, number: str, claim: Claim, outco
 
 
 def _at_look(experiment: Experiment, scale: str, number: str, claim: Claim, outcomes: Outcomes, seeds: int) -> Verdict:
-    """The verdict with this number of fresh seeds of each arm."""
+    """The verdict with this number of fresh seeds of each arm; undecided while there are fewer."""
     at = claim.at[scale]  # type: ignore[index]
     measure = None if claim.steps_to else claim.measure or experiment.settings[at.setting].measure
     tested = {arm: _tested(experiment, at, arm, measure, outcomes, seeds) for arm in claim.arms}
     level = experiment.settings[at.setting].looks.get(seeds, 0.05)
-    compared = tuple(_compared(experiment, claim, at, pair, tested, level) for pair in claim.pairs)
+    compared = tuple(_compared(experiment, claim, at, pair, tested, level, seeds) for pair in claim.pairs)
     states = {each.state for each in compared}
     is_open = "undecided" in states and states <= {"undecided", "supported"}
     state = combined(states | {"undecided"} if claim.part else states)
     names = dict.fromkeys(name for arm in tested.values() for name in arm.runs)
     used = min(len(arm.seeds) for arm in tested.values())
     note, finished = claim.note, sum(name in outcomes for name in names)
-    if without := sorted({name for arm in tested.values() for name in arm.diverged}):
+    if without := sorted({name for arm in tested.values() for name in arm.lost}):
         state, is_open = "undecided", True  # the remaining seeds are a selection
-        which = f"{len(without)} runs diverged (no finite {measure} at the end), such as {without[0]}"
+        which = f"{len(without)} of its runs failed or diverged, such as {without[0]}"
         note = "; ".join(filter(None, [note, which]))
     return Verdict(
         number, experiment.name, scale, state, is_open, compared, used, claim.paper, note, tuple(names), finished
     )
+
+
+def is_complete(experiment: Experiment, verdict: Verdict) -> bool:
+    """Whether a verdict has all seeds of a registered look, and as many as verdicts need."""
+    looks = experiment.settings[experiment.claims[verdict.claim].at[verdict.scale].setting].looks  # type: ignore[index]
+    return verdict.seeds >= max(MIN_SEEDS, min(looks, default=0))
 
 
 def shares_right(
@@ -150,14 +156,14 @@ Seeds = tuple[tuple[Run, ...], ...]
 
 class _Arm(NamedTuple):
     """An arm of a claim. rates: one for each size. runs: names of all, including tuning runs. seeds: for each seed that
-    is done and has not diverged, its outcomes, one for each size. diverged: names of diverged fresh runs, or of tuning
-    runs if no rate is left."""
+    is done, its outcomes, one for each size. lost: names of fresh runs that failed or diverged, or of tuning runs if no
+    rate is left."""
 
     rates: tuple[float | None, ...]
     at_edge: bool
     runs: tuple[str, ...]
     seeds: Seeds
-    diverged: tuple[str, ...]
+    lost: tuple[str, ...]
 
 
 def _tested(experiment: Experiment, at: At, arm: str, measure: str | None, outcomes: Outcomes, seeds: int) -> _Arm:
@@ -168,7 +174,9 @@ def _tested(experiment: Experiment, at: At, arm: str, measure: str | None, outco
     runs = [run.name for point in points for run in tuning_runs(experiment, point, outcomes)]
     fresh_names = [run.name for of_size in fresh for run in of_size]
     judged = runs if None in rates and all(name in outcomes for name in runs) else fresh_names
-    without = tuple(name for name in judged if (outcome := outcomes.get(name)) and diverged(outcome, measure))
+    lost = tuple(
+        name for name in judged if name in outcomes and ((run := outcomes[name]) is None or diverged(run, measure))
+    )
     done = [
         [outcome for run in of_seed if (outcome := outcomes.get(run.name)) and not diverged(outcome, measure)]
         for of_seed in zip(*fresh, strict=False)
@@ -178,12 +186,12 @@ def _tested(experiment: Experiment, at: At, arm: str, measure: str | None, outco
         edge,
         (*runs, *fresh_names),
         tuple(tuple(each) for each in done if len(each) == len(points)),
-        without,
+        lost,
     )
 
 
 def _compared(
-    experiment: Experiment, claim: Claim, at: At, pair: Pair, tested: Mapping[str, _Arm], level: float
+    experiment: Experiment, claim: Claim, at: At, pair: Pair, tested: Mapping[str, _Arm], level: float, seeds: int
 ) -> Compared:
     setting = experiment.settings[at.setting]
     arms = [tested[arm] for arm in pair.arms]
@@ -199,7 +207,7 @@ def _compared(
     questions: int | None = None
     if claim.steps_to is not None:
         result, p = _faster(sides, slices, claim.steps_to, level / len(claim.pairs))
-        return Compared(pair, _state(pair, result), result, rates, edges, unit, p)
+        return Compared(pair, _state(pair, result, seeds), result, rates, edges, unit, p)
     if measure is not None:
         best = max if measure in LARGER_IS_BETTER else min
         values = [{measure: [best(each.final.measures[measure] for each in seed) for seed in side]} for side in sides]
@@ -211,12 +219,12 @@ def _compared(
     compared = compare_ratios if claim.relative else compare
     result = compared(values[0], values[1], questions, pairs=len(claim.pairs), level=level)
     means = (np.mean([each[: result.seeds] for each in side.values()], axis=0).tolist() for side in values)
-    return Compared(pair, _state(pair, result), result, rates, edges, unit, permutation_p(*means))
+    return Compared(pair, _state(pair, result, seeds), result, rates, edges, unit, permutation_p(*means))
 
 
-def _state(pair: Pair, result: Comparison | None) -> State:
-    """The state of a comparison; `undecided` with too few seeds."""
-    if result is None or result.state == "undecided":
+def _state(pair: Pair, result: Comparison | None, seeds: int) -> State:
+    """The state of a comparison; `undecided` with fewer seeds than those of the look, or than verdicts need."""
+    if result is None or result.seeds < max(seeds, MIN_SEEDS):
         return "undecided"
     return state_of(pair.expect, pair.smallest, result.safe)
 
@@ -237,8 +245,7 @@ def _faster(
     if speed is None:
         return None, p
     interval = Interval(speed.low, speed.high)
-    state: Literal["open", "undecided"] = "open" if seeds >= MIN_SEEDS else "undecided"
-    return Comparison(state, seeds, speed.factor, interval, interval, {}), p
+    return Comparison("open", seeds, speed.factor, interval, interval, {}), p
 
 
 def state_of(expect: str, smallest: float, interval: Interval) -> State:
