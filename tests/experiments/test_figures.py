@@ -2,12 +2,13 @@
 
 import csv
 import gzip
+import re
 from importlib.resources import files
 
 import pytest
 import yaml
 
-from canonlm.experiments import grid, schema, verdicts
+from canonlm.experiments import grid, replicate, schema, verdicts
 from canonlm.experiments.claims import listed
 from canonlm.models.build import complete_name
 from canonlm.models.names import resolve
@@ -168,6 +169,15 @@ claims:
         ("at: {micro: {setting: depo-micro}}", "at: {micro: {setting: depo}}", 'claims.C06.at.micro.setting "depo"'),
         ("smallest: 0.1", "smallest: 0", "claims.C06.pairs.0.smallest: expected a number > 0, got 0"),
         ("llama+canon]}", "llama+canon], sizes: [big]}", "expected layers and width, such as 8L512D"),
+        ("arm: llama+canon,", "arm: llama,", 'claims.C06.pairs.0.against: expected another arm, got "llama"'),
+        ("at: {micro:", "at: {small:", 'claims.C06.at: expected scales with runs (micro), got "small"'),
+        ("paper: none", "relative: true\n    paper: none", "claims.C06.relative: expected a measure: ratios of accura"),
+        ("paper: none", "steps_to: 0.5\n    paper: none", "claims.C06.pairs.0.smallest: expected a ratio of steps > 1"),
+        (
+            "paper: none",
+            "steps_to: 0.5\n    relative: true\n    paper: none",
+            "claims.C06.steps_to: expected no measure",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(tmp_path, before, after, message):
@@ -178,6 +188,23 @@ def test_a_mistake_is_one_line(tmp_path, before, after, message):
     assert message in str(caught.value)
     assert str(caught.value).startswith("mine.yaml: ")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("paper: none", "slices: [k=3]\n    paper: none", 'unknown claims.C06.slices "k=3"'),
+        ("paper: none", "measure: los\n    paper: none", 'unknown claims.C06.measure "los"'),
+        ("smallest: 0.1}]", "smallest: 2}]\n    steps_to: 0.5", "claims.C06.steps_to: expected a task with accuracies"),
+    ],
+)
+def test_a_score_that_the_task_does_not_have_is_found_before_training(tmp_path, before, after, message):
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        MINE.replace(before, after).replace("depo-micro", "text-micro" if "steps" in after else "depo-micro")
+    )
+    with pytest.raises(ValueError, match=re.escape(message)):
+        replicate.chosen(str(path), "micro")
 
 
 def test_an_unknown_experiment_is_one_line():

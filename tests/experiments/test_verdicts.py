@@ -274,6 +274,22 @@ def test_steps_to_a_score_are_compared_where_a_claim_is_about_speed(mine):
     assert (verdict.state, verdict.compared[0].result) == ("undecided", None)
 
 
+@pytest.mark.parametrize(
+    ("expect", "smallest", "state"),
+    [("lower", 2, "supported"), ("lower", 20, "contradicted"), ("not lower", 1.1, "contradicted"),
+     ("not lower", 20, "supported"), ("alike", 2, "contradicted"), ("alike", 20, "supported")],
+)  # fmt: skip
+def test_slower_means_a_ratio_of_steps_below_one(mine, expect, smallest, state):
+    """Canon layers need about four times the steps here."""
+    experiment = mine(expect, smallest, more="    steps_to: 0.5\n")
+    outcomes = finish(experiment, around(0.9, 0.2))
+    for run in plan([experiment], "micro", OUT, outcomes):
+        first = (400 if "canon" in run.config.arch else 100) + 10 * (run.config.train.seed % 5)
+        counts = [(step, Count(900 * (step >= first), 1000)) for step in range(10, 610, 10)]
+        outcomes[run.name] = finished(*(Evaluation(step, {"k=1": each, "k=2": each}, 1.0) for step, each in counts))
+    assert judge(experiment, "micro", outcomes)[0].state == state
+
+
 def test_a_second_look_is_taken_only_where_the_first_does_not_decide(mine, tmp_path):
     experiment = of_five(mine(), {5: 0.02, 10: 0.03})
     experiment._sha256 = "two looks"
@@ -463,9 +479,13 @@ claims:
 """
 
 
-def test_a_frontier_is_the_best_size_of_each_seed(tmp_path):
+@pytest.mark.parametrize(
+    ("measure", "unit"),
+    [("bits_per_parameter", "% of the bits per parameter"), ("bits_per_person", "% of the bits_per_person")],
+)
+def test_a_frontier_is_the_best_size_of_each_seed(tmp_path, measure, unit):
     """Llama: 2.0 bits or 1.5; with Canon 1.0, or 2.2 at the larger size. One seed is better at the other."""
-    (tmp_path / "mine.yaml").write_text(SIZES)
+    (tmp_path / "mine.yaml").write_text(SIZES.replace("relative:", f"measure: {measure}\n    relative:"))
     experiment, outcomes = of_five(schema.load(str(tmp_path / "mine.yaml"))), {}
     bits = {("llama", 32): 2.0, ("llama", 64): 1.5, ("llama+canon", 32): 1.0, ("llama+canon", 64): 2.2}
 
@@ -475,12 +495,13 @@ def test_a_frontier_is_the_best_size_of_each_seed(tmp_path):
 
     while new := [run for run in plan([experiment], "micro", OUT, outcomes) if run.name not in outcomes]:
         for run in new:
-            outcomes[run.name] = finished(Evaluation(9, {}, 1.0, {"bits_per_parameter": measured(run)}))
+            measures = dict.fromkeys(["bits_per_parameter", "bits_per_person"], measured(run))
+            outcomes[run.name] = finished(Evaluation(9, {}, 1.0, measures))
     [verdict] = judge(experiment, "micro", outcomes)
     assert verdict.done == len(verdict.runs) == 2 * 2 * (3 * 2 + 5)
     [compared] = verdict.compared
     assert compared.result.gap == pytest.approx((2.2 - 2.1) / 2.1)
-    assert (compared.unit, compared.factor, len(compared.rates)) == ("% of the bits per parameter", 100, 4)
+    assert (compared.unit, compared.factor, len(compared.rates)) == (unit, 100, 4)
     assert verdict.state == "undecided"
     unfinished = {name: each for name, each in outcomes.items() if "seed4" not in name}
     assert judge(experiment, "micro", unfinished)[0].seeds == 4

@@ -137,11 +137,20 @@ def test_the_interval_of_a_ratio_is_fiellers(ours, theirs):
     a, b = np.array(ours[:seeds]), np.array(theirs[:seeds])
     assume(np.std(a) > 1e-3 < np.std(b))
     result = seed_statistics.compare_ratios({"": ours}, {"": theirs})
-    t = stats.t.ppf(0.975, max(1, int(stats.ttest_ind(a, b, equal_var=False).df + 1e-9)))
+    r = a.mean() / b.mean()  # the degrees of freedom are those of a - r b
+    t = stats.t.ppf(0.975, max(1, int(stats.ttest_ind(a, r * b, equal_var=False).df + 1e-9)))
     inside = lambda r: abs(a.mean() - r * b.mean()) <= t * np.sqrt((a.var(ddof=1) + r**2 * b.var(ddof=1)) / seeds)  # noqa: E731
     assert inside(1 + result.gap)
     for end, beyond in zip(result.safe, (-1e-4, 1e-4), strict=True):
         assert math.isinf(end) or (inside(1 + end - beyond) and not inside(1 + end + beyond))
+
+
+def test_the_interval_of_a_large_ratio_contains_it():
+    """Where ours is ten times theirs, the uncertainty is theirs; with the degrees of freedom of a - b it is 0.927."""
+    rng = np.random.default_rng(0)
+    ours, theirs = rng.normal(10, 0.3, (4_000, 5)), rng.normal(1, 0.3, (4_000, 5))
+    results = [seed_statistics.compare_ratios({"": a}, {"": b}).safe for a, b in zip(ours, theirs, strict=True)]
+    assert np.mean([low <= 9 <= high for low, high in results]) > 0.94
 
 
 def test_floored_variance_of_equal_seeds():

@@ -9,11 +9,13 @@ from functools import cache
 from types import MappingProxyType
 from typing import NamedTuple
 
+from canonlm.core.errors import InvalidSetting, expected, unknown
 from canonlm.experiments.outcomes import diverged, score
 from canonlm.experiments.schema import FIRST_TUNING_SEED, At, Experiment, Setting, parse_size, places
 from canonlm.launch.recipes import Preset, load_preset
 from canonlm.runs.identity import identity, slug
 from canonlm.runs.load import Run
+from canonlm.runs.rows import slice_key
 from canonlm.runs.seed_statistics import best_rate
 from canonlm.train.config import RunConfig, resolve
 from canonlm.train.load_config import merge, outside_of
@@ -67,6 +69,24 @@ def _of_claim(experiment: Experiment, scale: str, number: str) -> list[Point]:
 def points_of(experiment: Experiment, at: At, arm: str) -> list[Point]:
     """The points of a claim's arm: one for each of its sizes."""
     return [Point(at.setting, arch, kind, size) for arch, kind, size in places(experiment, at, arm)]
+
+
+def check_scores(experiment: Experiment, scale: str) -> None:
+    """ValueError: a claim names a slice or a measure that its task does not have, or accuracies of text."""
+    for number, claim in experiment.claims.items():
+        at = claim.at.get(scale)  # type: ignore[call-overload]
+        if at is None or not (at.slices or claim.slices or claim.measure or claim.steps_to):
+            continue
+        task, key = _base(experiment, points_of(experiment, at, claim.arms[0])[0]).built_task, f"claims.{number}."
+        slices = [] if task is None else [slice_key(where) for where in task.slices()]
+        for name in at.slices or claim.slices:
+            if name not in slices:
+                raise InvalidSetting(f"{key}slices", unknown(f"{key}slices", name, slices, "slices"))
+        measures = ["loss", "loss_beyond"] if task is None else task.measures
+        if claim.measure is not None and claim.measure not in measures:
+            raise InvalidSetting(f"{key}measure", unknown(f"{key}measure", claim.measure, measures, "measures"))
+        if claim.steps_to is not None and task is None:
+            raise expected(f"{key}steps_to", "a task with accuracies", at.setting)
 
 
 def first_look_runs(

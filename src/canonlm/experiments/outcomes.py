@@ -46,7 +46,7 @@ def noted(folder: Path) -> tuple[dict[str, str], str]:
     return experiments, one_line(str(content.get("commit", "")))
 
 
-LARGER_IS_BETTER = {"bits_per_parameter"}
+LARGER_IS_BETTER = {"bits_per_parameter", "bits_per_person"}
 """Measures of which a larger value is better; of all others a smaller one is."""
 
 

@@ -29,7 +29,8 @@ def chosen(
     name: str, scale: str, only: Collection[str] = (), *, seed_set: int = 0, trust: bool = False
 ) -> list[Experiment]:
     """The experiment of that name, or for `all` every one that has the scale. ValueError: no such experiment, scale,
-    setting or claim, or a test of the paper's figure that its own numbers fail. trust: as in `schema.load`."""
+    setting or claim, a score that a task does not have, or a test of the paper's figure that its own numbers fail.
+    trust: as in `schema.load`."""
     if scale not in schema.SCALES:
         raise unknown("scale", scale, schema.SCALES)
     loaded = [
@@ -44,6 +45,7 @@ def chosen(
         if part not in settings | claims:
             raise unknown("setting or claim", part, settings | claims)
     for experiment in with_scale:
+        grid.check_scores(experiment, scale)
         if experiment.figure is not None:
             registration.refuse(experiment, scale)
     return [experiment for experiment in with_scale if grid.points(experiment, scale, only)]

@@ -151,8 +151,8 @@ class Claim(Settings):
     pairs: list[Pair] = Field(min_length=1, max_length=6)  # more cannot be decided with five seeds
     slices: list[str] = []  # in place of the setting's
     measure: str | None = None  # in place of the setting's
-    relative: bool = False  # differences as shares of the mean of `against`
-    steps_to: Annotated[float, Field(gt=0, lt=1)] | None = None  # how many times faster they reach that score
+    relative: bool = False  # differences of a measure as shares of the mean of `against`
+    steps_to: Annotated[float, Field(gt=0, lt=1)] | None = None  # how many times faster they reach that accuracy
     part: bool = False  # the pairs test a part of the claim, so it is at most supported in part
     paper: str  # what the paper found, in numbers
     note: str = ""  # how this test differs from the paper's
@@ -344,7 +344,16 @@ def places(experiment: Experiment, at: At, arm: str) -> list[tuple[str, str | No
 
 
 def _check_claim(experiment: Experiment, number: str, claim: Claim) -> None:
+    if claim.steps_to is not None and (claim.relative or claim.measure is not None):
+        raise expected(f"claims.{number}.steps_to", "no measure and not relative beside it", claim.steps_to)
+    for place, pair in enumerate(claim.pairs):
+        if claim.steps_to is not None and pair.smallest <= 1:
+            raise expected(f"claims.{number}.pairs.{place}.smallest", "a ratio of steps > 1", pair.smallest)
+        if pair.arm == pair.against:
+            raise expected(f"claims.{number}.pairs.{place}.against", "another arm", pair.against)
     for scale, at in claim.at.items():
+        if scale not in experiment.scales:
+            raise expected(f"claims.{number}.at", f"scales with runs ({', '.join(experiment.scales)})", scale)
         panels = [panel for panel in experiment.panels(scale) if at.setting in panel.settings]
         if not panels:
             key, trained = (
@@ -352,6 +361,8 @@ def _check_claim(experiment: Experiment, number: str, claim: Claim) -> None:
                 {s for p in experiment.panels(scale) for s in p.settings},
             )
             raise InvalidSetting(key, unknown(key, at.setting, trained, "settings"))
+        if claim.relative and (claim.measure or experiment.settings[at.setting].measure) is None:
+            raise expected(f"claims.{number}.relative", "a measure: ratios of accuracies have no safe interval", True)
         for arm in claim.arms:
             for arch, kind, size in places(experiment, at, arm):
                 known = kind is None or kind in experiment.settings[at.setting].kinds

@@ -207,7 +207,7 @@ def _compared(
     questions: int | None = None
     if claim.steps_to is not None:
         result, p = _faster(sides, slices, claim.steps_to, level / len(claim.pairs))
-        return Compared(pair, _state(pair, result, seeds), result, rates, edges, unit, p)
+        return Compared(pair, _state(pair, result, seeds, ratios=True), result, rates, edges, unit, p)
     if measure is not None:
         best = max if measure in LARGER_IS_BETTER else min
         values = [{measure: [best(each.final.measures[measure] for each in seed) for seed in side]} for side in sides]
@@ -222,11 +222,16 @@ def _compared(
     return Compared(pair, _state(pair, result, seeds), result, rates, edges, unit, permutation_p(*means))
 
 
-def _state(pair: Pair, result: Comparison | None, seeds: int) -> State:
-    """The state of a comparison; `undecided` with fewer seeds than those of the look, or than verdicts need."""
+def _state(pair: Pair, result: Comparison | None, seeds: int, *, ratios: bool = False) -> State:
+    """The state of a comparison; `undecided` with fewer seeds than those of the look, or than verdicts need. ratios: 2
+    is then as far from no difference as 1/2."""
     if result is None or result.seeds < max(seeds, MIN_SEEDS):
         return "undecided"
-    return state_of(pair.expect, pair.smallest, result.safe)
+    smallest, interval = pair.smallest, result.safe
+    if ratios:
+        smallest = math.log(smallest)
+        interval = Interval(*(math.log(end) if end else -math.inf for end in interval))
+    return state_of(pair.expect, smallest, interval)
 
 
 def _faster(

@@ -261,7 +261,8 @@ def compare_ratios(
     interval = Interval(-math.inf, math.inf)
     if seeds >= 2:
         of_a, of_b = (float(np.var(each, ddof=1)) / seeds for each in (mine, other))
-        t = t_factor(_welch(mine.tolist(), other.tolist(), None)[1] + 1, level / pairs)
+        scaled = other * (a / b if b else 1.0)  # to the size of ours, as in a - r b, which the interval is about
+        t = t_factor(_welch(mine.tolist(), scaled.tolist(), None)[1] + 1, level / pairs)
         square, middle, constant = b**2 - t**2 * of_b, a * b, a**2 - t**2 * of_a
         if square > 0:
             half = math.sqrt(max(0.0, middle**2 - square * constant))
