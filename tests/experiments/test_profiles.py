@@ -101,6 +101,13 @@ def test_five_fresh_seeds_come_at_the_rate_that_tuning_seeds_chose():
     assert {run.name for run in runs_of(experiment, outcomes)} == outcomes.keys()  # nothing is left
 
 
+def test_more_comparisons_have_more_seeds_by_default():
+    """With 18, no result of five seeds shows a difference."""
+    archs = [f"llama+canon={sites}" for sites in ("A", "B", "C", "D")]
+    looks = [[*each.settings["depo-micro"].looks] for each in (profile(archs[:2]), profile(archs))]
+    assert looks == [[5], [6]]
+
+
 def test_the_fastest_rate_wins_where_runs_end_once_solved():
     """All rates solve the task, and the middle one after the fewest steps."""
     experiment = profile(["llama"], ["depo"], until=0.9)

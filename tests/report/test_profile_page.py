@@ -229,7 +229,24 @@ def test_many_comparisons_need_more_seeds():
     more = ("llama+canon=A", "llama+canon=C", "llama+canon=AC")
     two, eight = (made_up(archs, BOTH, 5, apart)[2] for archs in (PAIR, PAIR + more))
     states = [[each.end.state for task in shown.tasks for each in task.comparisons] for shown in (two, eight)]
-    assert states == [["higher", "open"], ["open"] * 8]
+    assert states == [["higher", "open"], ["undecided"] * 8]
+    assert headlines(eight)[-1] == (
+        "Nothing is decided: with 8 comparisons, a verdict needs 6 seeds of each architecture, and this has 5."
+    )
+
+
+def test_a_comparison_waits_for_all_seeds():
+    """Five of six would decide: the sixth is still to come, or failed."""
+    experiment, outcomes, shown = made_up(PAIR, ("depo",), 6, apart)
+    assert shown.tasks[0].comparisons[0].end.state == "higher"
+    last = [name for name in outcomes if "canon" in name and "seed205-" in name]
+    waiting = profiled(experiment, {name: run for name, run in outcomes.items() if name not in last})
+    for incomplete in (waiting, profiled(experiment, outcomes | dict.fromkeys(last))):
+        assert verdicts(incomplete)[0].endswith("]: undecided, 5 seeds each.")
+        assert headlines(incomplete)[0].endswith(
+            "faster on none, slower on none; better at the end on none, worse on none, no difference shown on none, "
+            "undecided on Depo."
+        )
 
 
 def test_the_worse_block_is_called_worse():
@@ -247,6 +264,7 @@ def test_one_seed_proves_nothing():
     assert headlines(shown)[0].startswith("Not a comparison")
     assert headlines(shown)[2].startswith("One seed proves nothing")
     assert "Quick: one rate for all, and a third of the training." in caveats(shown)
+    assert "edge" not in "".join(caveats(shown))
 
 
 def test_one_architecture_is_a_profile_without_comparisons():
@@ -291,7 +309,7 @@ def test_a_page_before_the_first_run_and_after_failures():
     broken = {name: None if "canon" in name else outcome for name, outcome in outcomes.items()}
     shown = profiled(experiment, broken)
     assert verdicts(shown) == ["Depo: every run of llama+canon failed."]
-    assert "Runs that failed and are left out: 9 of llama+canon on Depo." in caveats(shown)
+    assert caveats(shown)[2].startswith("Runs that failed and are left out: 9 of llama+canon on Depo. With fewer seeds")
     assert html(shown, "")
     one = {name: None for name in outcomes if "canon-" in name and "lr0.003-" in name}  # a rate of three
     assert verdicts(profiled(experiment, one)) == ["Depo: not trained yet."]

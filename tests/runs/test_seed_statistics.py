@@ -129,6 +129,13 @@ def test_the_number_of_seeds_that_show_a_difference(gap):
     assert seed_statistics.seeds_for(ours, theirs, 0.001) is None
 
 
+@pytest.mark.parametrize(("pairs", "seeds"), [(0, 5), (6, 5), (7, 6), (23, 6), (24, 7)])
+def test_a_page_with_more_pairs_needs_more_seeds(pairs, seeds):
+    assert seed_statistics.min_seeds(pairs) == seeds
+    solved, never = {"": [1.0] * seeds}, {"": [0.0] * seeds}
+    assert seed_statistics.compare(solved, never, 1000, pairs=max(1, pairs)).state == "higher"
+
+
 @given(ours=st.lists(st.floats(1, 9), min_size=5, max_size=7), theirs=st.lists(st.floats(1, 9), min_size=5, max_size=7))
 @settings(deadline=None, max_examples=30)
 def test_the_interval_of_a_ratio_is_fiellers(ours, theirs):

@@ -14,7 +14,7 @@ from canonlm.core.errors import expected, unknown
 from canonlm.experiments import grid
 from canonlm.experiments.schema import FIRST_TUNING_SEED, Experiment, Panel, Setting, named, parse_size, setting
 from canonlm.launch.recipes import load_preset
-from canonlm.runs.seed_statistics import MIN_SEEDS
+from canonlm.runs.seed_statistics import min_seeds
 from canonlm.train.config import RunConfig, resolve
 from canonlm.train.load_config import merge
 
@@ -73,7 +73,7 @@ def profile(
     """Every architecture on every task. The others are compared with the first architecture.
 
     task_names: of tasks and abilities (ABILITIES); empty: the abilities with one task. seeds: fresh seeds of each
-    architecture; default: as many as verdicts need, or one if quick.
+    architecture; default: as many as verdicts need (`min_seeds`), or one if quick.
     quick: the middle rate, and a third of the training. match: as in `canonlm play`. until: a run ends
     when it has that share of the answers right, after at most BUDGET times as many steps. sizes: of all models, such as
     2L64D, each a row of its own; empty: the preset's. seed_set: as in `schema.load`.
@@ -90,7 +90,8 @@ def profile(
         parse_size(size)
     if twice := [size for size in sizes if sizes.count(size) > 1]:
         raise expected("--sizes", "different sizes", twice[0])
-    count = seeds or (1 if quick else MIN_SEEDS)
+    pairs = len(chosen_tasks) * max(1, len(sizes)) * (len(set(archs)) - 1)
+    count = seeds or (1 if quick else min_seeds(pairs))
     settings, panels = {}, []
     for task in chosen_tasks:
         registered = setting(name := f"{task}-{SCALE}")
@@ -170,6 +171,7 @@ def _quick(registered: Setting, seeds: int) -> Setting:
             "changes": merge(registered.changes, shorter),
             "rates": [rates[len(rates) // 2]],
             "tuning_seeds": seeds,
+            "widen": 0,
             "choose_on": "test",
             "looks": {},
         }

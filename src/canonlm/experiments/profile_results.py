@@ -2,7 +2,7 @@
 how surely, at what cost."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean
 from typing import Literal
 
@@ -13,7 +13,7 @@ from canonlm.experiments.schema import Experiment, Panel, Setting
 from canonlm.runs.groups import write_changes
 from canonlm.runs.load import Run, tokens_of
 from canonlm.runs.rows import primary, slice_key
-from canonlm.runs.seed_statistics import LEVEL, MIN_SEEDS, Comparison, Spread, seeds_for, visible_gap
+from canonlm.runs.seed_statistics import LEVEL, Comparison, Spread, min_seeds, seeds_for, visible_gap
 from canonlm.runs.speed import Speed, speed_factor
 from canonlm.runs.summary import Rate, compared, median_speed, rate_of
 from canonlm.runs.task_info import TaskInfo
@@ -109,7 +109,8 @@ class Arm:
 
 @dataclass(frozen=True)
 class Versus:
-    """An architecture against the first one. end: their final scores. speeds: how many times faster it reaches each of
+    """An architecture against the first one. end: their final scores; undecided until all planned seeds are there, and
+    if they are fewer than verdicts on the page need. speeds: how many times faster it reaches each of
     `Profile.shares`; None where too few runs do. standing: what a difference of the final scores means."""
 
     end: Comparison
@@ -181,7 +182,7 @@ def profiled(experiment: Experiment, outcomes: grid.Outcomes) -> Profile:
         tuple(archs),
         tuple(_task(experiment, panel, archs, outcomes, pairs) for panel in panels),
         max(_seeds(setting) for setting in settings),
-        MIN_SEEDS,
+        min_seeds(pairs),
         all(setting.choose_on == "test" for setting in settings),
         experiment.match_by if experiment.match else "",
         experiment.settings[panels[0].settings[0]].until,
@@ -212,7 +213,7 @@ def _task(
     itself = None
     if name + AGAIN in experiment.settings:
         again = _arm(experiment, grid.Point(name + AGAIN, named[0], None, size), archs[0], outcomes)
-        itself = _versus(again, first, slices, chance, pairs, setting.until)
+        itself = _versus(again, first, slices, chance, pairs, setting)
     visible, needed = None, None
     if setting.until is None:  # else final scores say nothing
         visible, needed = _planned(first, others, _seeds(setting), LEVEL / max(1, pairs))
@@ -224,7 +225,7 @@ def _task(
         chance,
         config.train.steps,
         (first, *others),
-        tuple(_versus(arm, first, slices, chance, pairs, setting.until) for arm in others),
+        tuple(_versus(arm, first, slices, chance, pairs, setting) for arm in others),
         itself,
         visible,
         needed,
@@ -237,25 +238,26 @@ def shares_until(until: float | None) -> tuple[float, ...]:
     return THRESHOLDS if until is None else (*(share for share in THRESHOLDS if share < until), until)
 
 
-def _versus(
-    arm: Arm, first: Arm, slices: Sequence[str], chance: float, pairs: int, until: float | None
-) -> Versus | None:
+def _versus(arm: Arm, first: Arm, slices: Sequence[str], chance: float, pairs: int, setting: Setting) -> Versus | None:
     if not (arm.rate and first.rate and arm.runs and first.runs and arm.score and first.score):
         return None
     runs = *arm.runs, *first.runs
-    end, every = max(run.evals[-1].step for run in runs), max(map(evaluated_every, runs))
+    last, every = max(run.evals[-1].step for run in runs), max(map(evaluated_every, runs))
     speeds = {
         share: speed_factor(
-            arm.solved_at(share, slices), first.solved_at(share, slices), end, LEVEL / pairs, every=every
+            arm.solved_at(share, slices), first.solved_at(share, slices), last, LEVEL / pairs, every=every
         )
-        for share in shares_until(until)
+        for share in shares_until(setting.until)
     }
     means = arm.score.mean, first.score.mean
     guessing = sum(each <= chance + CHANCE_MARGIN for each in means)
     standing: Standing = ("differ", "one at chance", "both at chance")[guessing]
     if min(means) >= ALL:
         standing = "both saturated"
-    return Versus(compared(arm.rate, first.rate, slices, pairs=pairs), speeds, standing)
+    end = compared(arm.rate, first.rate, slices, pairs=pairs)
+    if end.seeds < max(_seeds(setting), min_seeds(pairs)):  # runs that failed leave a selection
+        end = replace(end, state="undecided", slices={})
+    return Versus(end, speeds, standing)
 
 
 def _planned(first: Arm, others: Sequence[Arm], seeds: int, level: float) -> tuple[float | None, int | None]:

@@ -43,20 +43,20 @@ def _headline(profile: Profile, place: int) -> str:
     if not results:
         return f"{arch} against {first}: no task is done yet."
     missing = f" ({len(results)} of {len(compared)} tasks are done)" if len(results) < len(compared) else ""
-    speeds = [(label, speed) for label, each in results if (speed := each.speeds[profile.share])]
+    speeds = [(label, each.end, speed) for label, each in results if (speed := each.speeds[profile.share])]
     if profile.seeds < profile.needed:
         leads = [(label, each.end.gap) for label, each in results]
         if profile.until:
-            leads = [(label, speed.factor - 1) for label, speed in speeds]
+            leads = [(label, speed.factor - 1) for label, _, speed in speeds]
         higher, lower = (_names([label for label, lead in leads if sign * lead > 0]) for sign in (1, -1))
         more, less = ("faster", "slower") if profile.until else ("higher", "lower")
         return f"{arch} against {first}: so far {more} on {higher}, {less} on {lower}{missing}."
-    faster = [label for label, speed in speeds if speed.low > 1]
-    slower = [label for label, speed in speeds if speed.high < 1]
+    faster = [label for label, end, speed in speeds if speed.low > 1 and end.state != "undecided"]
+    slower = [label for label, end, speed in speeds if speed.high < 1 and end.state != "undecided"]
     labels: dict[str, list[str]] = {state: [] for state in STATES}
     for label, each in results:
-        state = each.end.state if each.end.seeds >= profile.needed else "undecided"
-        labels["nothing" if each.standing in ("both at chance", "both saturated") else state].append(label)
+        nothing = each.standing in ("both at chance", "both saturated")
+        labels["nothing" if nothing else each.end.state].append(label)
     optional = ("nothing", "undecided")
     learns = f"faster on {_names(faster)}, slower on {_names(slower)}"
     if profile.until:
@@ -101,7 +101,7 @@ def growth(profile: Profile) -> list[str]:
                     for of in ("safe", "normal")
                 )
                 means = "grows" if change.low > 0 else "shrinks" if change.high < 0 else "no change is shown"
-                if min(before.end.seeds, after.end.seeds) < profile.needed:
+                if "undecided" in (before.end.state, after.end.state):
                     means = "undecided"
                 lines.append(
                     f"{name}: {arch} against {profile.archs[0]}, {_plain(before.end.gap)} points at {small.size} and "
@@ -191,7 +191,7 @@ def _verdict(profile: Profile, task: TaskProfile, arm: Arm, versus: Versus | Non
     speed = _speed(arm, first, versus.speeds[profile.share], profile.share)
     if profile.until:
         return f"{speed} {_reached(arm, profile.until, task)} and {_reached(first, profile.until, task)} get there."
-    return f"{speed} At the end, {_end(profile, arm, first, task.chance, versus)}, {seeds}."
+    return f"{speed} At the end, {_end(arm, first, task.chance, versus)}, {seeds}."
 
 
 def _reached(arm: Arm, share: float, task: TaskProfile) -> str:
@@ -215,10 +215,9 @@ def _speed(arm: Arm, first: Arm, speed: Speed | None, share: float) -> str:
     return f"{arm.arch} gets {much} right {factor(speed)} times as fast as {first.arch}."
 
 
-def _end(profile: Profile, arm: Arm, first: Arm, chance: float, versus: Versus) -> str:
+def _end(arm: Arm, first: Arm, chance: float, versus: Versus) -> str:
     """The final scores in words, without the number of seeds."""
     result = versus.end
-    decided = result.seeds >= profile.needed
     better, worse, safe, normal = arm, first, result.safe, result.normal
     if result.gap < 0:
         better, worse, safe, normal = first, arm, -safe, -normal
@@ -235,9 +234,9 @@ def _end(profile: Profile, arm: Arm, first: Arm, chance: float, versus: Versus) 
         guessing = f"{percent(worse.score.mean)}; guessing scores {percent(chance)}"
         return f"{better.arch} scores {scored} and {worse.arch} is at chance ({guessing}): {verdict}"
     gap, interval = f"{_plain(abs(result.gap))} points", _interval(safe)
-    if decided and result.state == "open":
+    if result.state == "open":
         return f"no difference is shown: {_plain(result.gap)} points {_interval(result.safe)}"
-    if decided:
+    if result.state != "undecided":
         normally = _interval(normal)
         return f"{better.arch} beats {worse.arch} by {gap} {interval}; if further runs differ as these do, {normally}"
     if gap == "0.0 points":
@@ -274,7 +273,8 @@ def caveats(profile: Profile) -> list[str]:
     if edges := [f"{arm.arch} on {task.label} ({arm.rate.lr:g})" for task, arm in arms if arm.rate and arm.at_edge]:
         lines.append(f"Rates at the edge of those that were tried: {listed(edges)}.")
     if failed := [f"{arm.failed} of {arm.arch} on {task.label}" for task, arm in arms if arm.failed]:
-        lines.append(f"Runs that failed and are left out: {listed(failed)}.")
+        left_out = f"Runs that failed and are left out: {listed(failed)}."
+        lines.append(f"{left_out} With fewer seeds than planned, a comparison is undecided.")
     if profile.seeds >= profile.needed and len(profile.archs) > 1:
         lines.append("More seeds, added after this verdict was read, would make wrong verdicts more frequent.")
     if profile.matched != "state,parameters" and len(profile.archs) > 1:

@@ -6,7 +6,7 @@ from typing import Any
 
 from canonlm.experiments.profile_results import HALF, SOLVED, Arm, Profile, TaskProfile, Versus
 from canonlm.report.blocks import Block, Cell, caveat, cell, chart, fold, page, spread_cell, table
-from canonlm.report.format import count_of, number, percent, quantity, sentence
+from canonlm.report.format import count_of, number, percent, points, quantity, sentence
 from canonlm.report.profile import caveats, factor, growth, headlines, noise, planned, verdicts
 from canonlm.report.profile_charts import curves, scores, solved
 from canonlm.report.theme import looks
@@ -196,8 +196,7 @@ def _against(versus: Versus | None, profile: Profile) -> list[Cell]:
     if versus is None:
         return ["–", "–"]
     speed, result = versus.speeds[profile.share], versus.end
-    interval = f"{100 * result.safe.low:+.1f} to {100 * result.safe.high:+.1f}" if result.seeds > 2 else ""
-    gap = cell(f"{100 * result.gap:+.1f}".replace("-", "−"), interval.replace("-", "−"))
+    gap = cell(points(result.gap), " to ".join(map(points, result.safe)) if result.seeds > 2 else "")
     if profile.until:
         gap = "–"
     elif versus.standing != "differ":

@@ -25,7 +25,7 @@ Values = NDArray[np.float64]
 LEVEL = 0.05
 Z = 1.959964  # standard errors to each side of a normal number
 MIN_SEEDS = 5
-"""The min number of seeds for a verdict."""
+"""The min number of seeds for a verdict; see `min_seeds`."""
 SEEDS_OF_INTERVAL = 3
 """The min number of seeds for an interval of a mean."""
 
@@ -293,6 +293,15 @@ def seeds_for(ours: Sequence[float], theirs: Sequence[float], gap: float, level:
         middle = (few + many) // 2
         few, many = (few, middle) if visible_gap(ours, theirs, middle, level) <= gap else (middle + 1, many)
     return few
+
+
+@cache
+def min_seeds(pairs: int) -> int:
+    """The min number of seeds for a verdict on a page of `pairs` comparisons. Fewer show no difference, even if all
+    runs of one are right and none of the other, and not that one is faster, even if each of its runs is."""
+    level, many = LEVEL / max(1, pairs), itertools.count(MIN_SEEDS)
+    shown = (n for n in many if safe_difference([1.0] * n, [0.0] * n, 1, level).low > 0)
+    return next(n for n in shown if 2 / math.comb(2 * n, n) <= level)
 
 
 ENUMERATED, SAMPLED = 20_000, 9_999
