@@ -1,6 +1,7 @@
 """The ledger of claims: from rows of kept runs to verdicts, estimates and pages."""
 
 import csv
+import math
 import os
 import re
 from pathlib import Path
@@ -12,6 +13,7 @@ from reading import row_heads, visible_text
 from canonlm.cli import main
 from canonlm.experiments import grid, ledger, schema
 from canonlm.experiments.claims import Claim, Estimate, after_all, claims, listed, summary
+from canonlm.experiments.verdicts import FASTER
 from canonlm.report.claims_page import html, markdown
 
 
@@ -85,6 +87,20 @@ def test_frozen_canon_layers_are_judged_on_whole_lists(own):
     assert str(lists).endswith(" % right")
 
 
+@pytest.mark.parametrize(
+    ("value", "low", "high", "unit", "text"),
+    [
+        (math.inf, 4, math.inf, FASTER, "more than 4 times as fast"),
+        (math.inf, 0, math.inf, FASTER, "any number of times as fast"),
+        (0, 0, 0.25, FASTER, "less than 0.25 times as fast"),
+        (0, 0, math.inf, FASTER, "any number of times as fast"),
+        (0.001, -0.004, 0.2, "points", "0.00 [0.00, +0.20] points"),
+    ],
+)
+def test_the_words_of_an_estimate(value, low, high, unit, text):
+    assert str(Estimate("a - b", value, low, high, unit, "undecided")) == text
+
+
 def test_the_ledger_counts_its_comparisons_together():
     """Five seeds have a p-value of at least 2/252, seven 2/3432; 10 comparisons turn these into 0.08 and 0.006."""
 
@@ -96,7 +112,7 @@ def test_the_ledger_counts_its_comparisons_together():
     five = [entry(f"C{n}", 2 / 252) for n in range(10)]
     assert after_all(five).startswith("Of 10 comparisons of runs, 0 differ by an exact permutation test")
     seven = [entry("C1", 2 / 3432), *(entry(f"C{n}", 0.5, "brevo-micro") for n in range(2, 11))]
-    assert "1 differ by an exact permutation test that counts them all (C1)." in after_all(seven)
+    assert "1 differs by an exact permutation test that counts them all (C1)." in after_all(seven)
     assert "brevo-micro decides C2, C3, C4, C5, C6, C7, C8, C9, C10; depo-micro decides C1." in after_all(seven)
 
 

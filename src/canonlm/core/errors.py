@@ -198,6 +198,8 @@ def _expectation(field: FieldInfo | None, first: Any) -> str:
         return _KINDS[dict]
     if first["type"] == "too_short":
         return f"at least {first['ctx']['min_length']}"
+    if first["type"] == "too_long":
+        return f"at most {first['ctx']['max_length']}"
     if field is None or (kind := _kind(field.annotation)) is None:
         return str(first["msg"]).removeprefix("Input should be ")
     signs = ((Ge, ">=", "ge"), (Gt, ">", "gt"), (Le, "<=", "le"), (Lt, "<", "lt"))

@@ -89,8 +89,10 @@ class Estimate:
     edge: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        if self.unit == FASTER and math.isinf(self.value):
-            return f"more than {self.low:.3g} {self.unit}"
+        if self.unit == FASTER and self.value in (0, math.inf):  # no run of one of them gets there
+            more, less = self.value and self.low > 0, not self.value and self.high < math.inf
+            bound = f"more than {self.low:.3g}" if more else f"less than {self.high:.2g}" if less else "any number of"
+            return f"{bound} {self.unit}"
         number = self._written(self.value)
         if self.low < self.high:
             number += f" {self.interval(Interval(self.low, self.high))}"
@@ -102,7 +104,8 @@ class Estimate:
     def _written(self, number: float) -> str:
         digits = 3 if self.unit.startswith("nats") else 2 if self.unit != "points" or abs(self.value) < 10 else 1
         sign = "" if self.unit in (RIGHT, FASTER) else "+"
-        return f"{number:{sign}.{digits}f}".replace("-", "−").replace("inf", "∞")
+        number = round(number, digits) or 0.0  # not -0.0
+        return f"{number:{sign if number else ''}.{digits}f}".replace("-", "−").replace("inf", "∞")
 
 
 @dataclass(frozen=True)
@@ -173,7 +176,8 @@ def after_all(entries: Sequence[Claim]) -> str:
     places = "; ".join(f"{setting} decides {', '.join(names)}" for setting, names in sorted(by_setting.items()))
     names = f" ({', '.join(dict.fromkeys(lasting))})" if lasting else ""
     text = (
-        f"Of {len(tests)} comparisons of runs, {len(lasting)} differ by an exact permutation test that counts them all"
+        f"Of {len(tests)} comparisons of runs, {len(lasting)} differ{'s' if len(lasting) == 1 else ''} by an exact "
+        "permutation test that counts them all"
     )
     return f"{text}{names}." + (f" Verdicts on the same runs stand or fall together: {places}." if places else "")
 

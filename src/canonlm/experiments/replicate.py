@@ -38,7 +38,7 @@ def chosen(
     ]
     with_scale = [experiment for experiment in loaded if scale in experiment.scales]
     if not with_scale:
-        raise ValueError(f"{name} has no {scale} scale; it has: {', '.join(loaded[0].scales)}")
+        raise ValueError(f"{name} has no {scale} scale; it has: {', '.join(loaded[0].scales) or 'none'}")
     settings = {point.setting for experiment in with_scale for point in grid.points(experiment, scale)}
     claims = {number for experiment in with_scale for number, claim in experiment.claims.items() if scale in claim.at}
     for part in only:

@@ -40,7 +40,7 @@ FIRST_TUNING_SEED = 100
 data or questions of the other."""
 Scale = Literal["micro", "small", "paper"]
 M = TypeVar("M", bound=Settings)
-_SIZE = re.compile(r"(\d+)L(\d+)D(?:(\d+)H)?")
+_SIZE = re.compile(r"([1-9]\d*)L([1-9]\d*)D(?:([1-9]\d*)H)?")
 
 
 class Setting(Settings):
@@ -361,14 +361,24 @@ def _check_claim(experiment: Experiment, number: str, claim: Claim) -> None:
                 {s for p in experiment.panels(scale) for s in p.settings},
             )
             raise InvalidSetting(key, unknown(key, at.setting, trained, "settings"))
-        if claim.relative and (claim.measure or experiment.settings[at.setting].measure) is None:
+        kinds, measure = experiment.settings[at.setting].kinds, claim.measure or experiment.settings[at.setting].measure
+        if measure is None and claim.relative:
             raise expected(f"claims.{number}.relative", "a measure: ratios of accuracies have no safe interval", True)
+        for place, pair in enumerate(claim.pairs):
+            if measure is None and claim.steps_to is None and pair.smallest >= 1:
+                what = "a difference of accuracies < 1 (0.05 is five points)"
+                raise expected(f"claims.{number}.pairs.{place}.smallest", what, pair.smallest)
         for arm in claim.arms:
             for arch, kind, size in places(experiment, at, arm):
-                known = kind is None or kind in experiment.settings[at.setting].kinds
-                if not known or not any(
-                    arch in panel.arms and (size in panel.sizes if size else not panel.sizes) for panel in panels
-                ):
+                sizes = {each for panel in panels if arch in panel.arms for each in (*panel.sizes,) or (None,)}
+                if not sizes or (kind is not None and kind not in kinds and "@" in arm):
                     trained = {arm for panel in panels for arm in panel.arms}
-                    what = unknown(f"arm of {at.setting} at {scale} scale", arm, trained, "arms")
-                    raise InvalidSetting(f"claims.{number}", f"claims.{number}: {what}")
+                    message = unknown(f"arm of {at.setting} at {scale} scale", arm, trained, "arms")
+                    raise InvalidSetting(f"claims.{number}", f"claims.{number}: {message}")
+                for key, value, choices in (
+                    ("difficulty", kind, set[str | None](kinds) or {None}),
+                    ("size", size, sizes),
+                ):
+                    if value not in choices:
+                        listed = ", ".join(sorted(filter(None, choices))) or "none, as its runs have none"
+                        raise expected(f"claims.{number}.at.{scale}.{key}", listed, value)

@@ -244,8 +244,8 @@ def _faster(
         [min(filter(None, (first_step(run, slices, share) for run in seed)), default=None) for seed in side[:seeds]]
         for side in sides
     )
-    end = sides[0][0][0].final.step
-    every = max(evaluated_every(run) for side in sides for seed in side for run in seed)
+    runs = [run for side in sides for seed in side for run in seed]
+    end, every = max(run.final.step for run in runs), max(map(evaluated_every, runs))
     speed, p = speed_factor(ours, theirs, end, level, every=every), equal_speed_p(ours, theirs, end)
     if speed is None:
         return None, p
