@@ -249,6 +249,16 @@ def test_a_comparison_waits_for_all_seeds():
         )
 
 
+def test_a_speed_waits_for_all_seeds():
+    """Five of six have half of the answers right, and none of the other: so far it is faster."""
+    experiment, outcomes, shown = made_up(PAIR, ("depo",), 6, apart, until=0.5)
+    assert headlines(shown)[0] == "llama+canon against llama: faster on Depo, slower on none."
+    assert verdicts(shown)[0].endswith(" of llama get there.")
+    some = profiled(experiment, {name: run for name, run in outcomes.items() if "seed205-" not in name})
+    assert headlines(some)[0] == "llama+canon against llama: faster on none, slower on none."
+    assert verdicts(some)[0].endswith(" of llama get there: undecided, as seeds are missing.")
+
+
 def test_the_worse_block_is_called_worse():
     _, _, shown = made_up(PAIR[::-1], ("depo",), 5, apart)
     assert "At the end, llama+canon beats llama by 70.0 points [" in verdicts(shown)[0]

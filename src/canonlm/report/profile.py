@@ -190,7 +190,8 @@ def _verdict(profile: Profile, task: TaskProfile, arm: Arm, versus: Versus | Non
         return f"{'; '.join(values)}: undecided."
     speed = _speed(arm, first, versus.speeds[profile.share], profile.share)
     if profile.until:
-        return f"{speed} {_reached(arm, profile.until, task)} and {_reached(first, profile.until, task)} get there."
+        reached = f"{_reached(arm, profile.until, task)} and {_reached(first, profile.until, task)} get there"
+        return f"{speed} {reached}{': undecided, as seeds are missing' if result.state == 'undecided' else ''}."
     return f"{speed} At the end, {_end(arm, first, task.chance, versus)}, {seeds}."
 
 
