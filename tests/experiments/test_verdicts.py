@@ -150,6 +150,16 @@ def test_a_rate_at_which_a_run_failed_is_out(mine):
     assert grid.tuned(experiment, point, outcomes) == 1e-3
 
 
+def test_of_equally_good_rates_the_one_with_the_lowest_loss(mine):
+    """Every rate solves the task: the smallest one would be the slowest learner, and ask for smaller ones still."""
+    experiment, losses = mine(), {3e-4: 0.3, 1e-3: 0.1, 3e-3: 0.2}
+    outcomes = {
+        run.name: finished(Evaluation(600, {"k=1": Count(9, 9), "k=2": Count(9, 9)}, losses[run.config.train.optim.lr]))
+        for run in plan([experiment], "micro", OUT, {})
+    }
+    assert grid.tuned(experiment, grid.Point("depo-micro", "llama", None, None), outcomes) == 1e-3
+
+
 def test_rates_go_on_beyond_the_edge_until_the_best_is_inside(mine, tmp_path):
     mine()
     path = tmp_path / "mine.yaml"

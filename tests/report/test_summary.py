@@ -142,6 +142,13 @@ def test_the_best_rate(tmp_path, cells, best, finished_of):
     assert [rate.finished_of for rate in only.rates] == finished_of
 
 
+def test_of_equally_good_rates_the_one_with_the_lowest_loss(tmp_path):
+    for lr, loss in ((0.1, 0.5), (0.2, 0.3), (0.3, 0.4)):
+        write_run(tmp_path / str(lr), lr=lr, evals=[evaluation(10, {("k", 1): (100, 100)}, loss)])
+    (only,) = summarise(read_runs([tmp_path / str(lr) for lr in (0.1, 0.2, 0.3)])[0])
+    assert only.best.lr == 0.2
+
+
 def test_nothing_finished(tmp_path):
     (only,) = summarise(grid(tmp_path, [("llama", 0.1, 0, 50, 50, False)]))
     assert only.best is None

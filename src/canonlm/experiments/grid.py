@@ -6,6 +6,7 @@ A run is named by its identity (`canonlm.runs.identity`), so experiments that ne
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from statistics import fmean
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -132,8 +133,8 @@ def reported(experiment: Experiment, point: Point, outcomes: Outcomes, seeds: in
 
 
 def tuned(experiment: Experiment, point: Point, outcomes: Outcomes) -> float | None:
-    """The rate whose tuning seeds have the best mean score, the smallest of equal ones; None while a tuning run is not
-    done, or if all rates have failed. A rate at which a run failed or diverged does not count."""
+    """The rate whose tuning seeds have the best mean score, of equal ones the lowest loss; None while a tuning run is
+    not done, or if all rates have failed. A rate at which a run failed or diverged does not count."""
     return _best_of(experiment, point, rates_tried(experiment, point, outcomes), outcomes)
 
 
@@ -166,10 +167,10 @@ def _best_of(experiment: Experiment, point: Point, rates: Sequence[float], outco
         names = [run.name for run in _of_rate(experiment, point, rate)]
         if any(name not in outcomes for name in names):
             return None
-        finished = [outcomes[name] for name in names]
-        scores = [score(each, setting) for each in finished if each is not None and not diverged(each, setting.measure)]
-        if len(scores) == len(finished):
-            means[rate] = len(scores), sum(scores) / len(scores)
+        finished = [each for name in names if (each := outcomes[name]) and not diverged(each, setting.measure)]
+        if len(finished) == len(names):
+            scores = [score(each, setting) for each in finished]
+            means[rate] = len(scores), sum(scores) / len(scores), -fmean(each.final_loss for each in finished)
     return best_rate(means) if means else None
 
 

@@ -4,6 +4,7 @@ No file is trusted: see `canonlm.runs.folder`. A run on text has losses on held-
 same text are compared.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,6 +101,11 @@ class Run:
         """The last evaluation of a finished run."""
         assert self.result is not None
         return self.result.final
+
+    @property
+    def final_loss(self) -> float:
+        """The loss of the last evaluation of a finished run; infinite if it has none."""
+        return math.inf if self.final.loss is None else self.final.loss
 
     @property
     def eval_seed(self) -> Any:

@@ -342,9 +342,10 @@ def holm(ps: Sequence[float]) -> list[float]:
 # -- rates and quantiles ----------------------------------------------------------------------------------------------
 
 
-def best_rate(scores: Mapping[float, tuple[int, float]]) -> float:
-    """The learning rate with the most runs, of these the one with the highest mean score, of equal ones the smallest.
-    scores: the number of runs that have a score, and its mean, by rate."""
+def best_rate(scores: Mapping[float, tuple[int, float, float]]) -> float:
+    """The learning rate with the most runs, of these the one with the highest mean score, of equal ones that with the
+    lowest loss, and the smallest of those. scores: by rate, the number of runs that have a score, its mean, and the
+    negated mean loss. (Where all rates solve a task, the smallest one alone would be the slowest learner.)"""
     return max(scores, key=lambda rate: (*scores[rate], -rate))
 
 

@@ -344,7 +344,8 @@ def _best(rates: Iterable[Rate]) -> Rate | None:
     signs = {lr: -1 if rate.runs[0].sources else 1 for lr, rate in finished.items()}  # a lower loss is better
     scores = {lr: (rate.score.runs, signs[lr] * rate.score.mean) if rate.score else (0, 0.0)
               for lr, rate in finished.items()}  # fmt: skip
-    return finished[best_rate(scores)] if finished else None
+    losses = {lr: -statistics.fmean(run.final_loss for run in rate.runs) for lr, rate in finished.items()}
+    return finished[best_rate({lr: (*score, losses[lr]) for lr, score in scores.items()})] if finished else None
 
 
 def _architecture(group: Group, score: str, tuning: Group | None) -> Architecture:
