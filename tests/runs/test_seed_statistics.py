@@ -3,6 +3,7 @@
 import importlib.util
 import itertools
 import math
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -24,10 +25,35 @@ SHARES = st.lists(st.floats(0, 1), min_size=2, max_size=6)
 
 @pytest.mark.parametrize(
     ("values", "low", "high"),
-    [([1, 1, 1], 0.292, 1), ([1] * 5, 0.478, 1), ([0, 0, 0], 0, 0.708), ([0.58, 0.60, 0.62], 0.175, 0.883)],
+    [
+        ([1, 1, 1], 0.025 ** (1 / 3), 1),
+        ([0.3] * 5, 0.3 * 0.025**0.2, 1 - 0.7 * 0.025**0.2),
+        ([0, 0], 0, 1 - 0.025**0.5),
+    ],
 )
-def test_gaffkes_bound(values, low, high):
-    assert seed_statistics.gaffke_interval(values) == pytest.approx((low, high), abs=0.01)
+def test_gaffkes_bound_of_equal_values(values, low, high):
+    assert seed_statistics.gaffke_interval(values) == pytest.approx((low, high), abs=1e-10)
+
+
+def exact_share_below(at, values):
+    """The probability that the mean of 0 and different positive `values`, weighted at random, is below `at`: divided
+    differences, in fractions, as they lose all digits of a float."""
+    at, points = Fraction(at), [Fraction(0), *map(Fraction, values)]
+    parts = (
+        math.prod((point - at) / (point - other) for other in points if other != point)
+        for point in points
+        if point > at
+    )
+    return 1 - sum(parts)
+
+
+@given(values=st.lists(st.integers(1, 999), min_size=1, max_size=9, unique=True), tail=st.sampled_from([0.025, 1e-5]))
+@settings(deadline=None, max_examples=50)
+def test_gaffkes_bound_is_the_quantile_of_the_exact_distribution(values, tail):
+    low, high = seed_statistics.gaffke_interval([value / 1000 for value in values], 2 * tail)
+    mirrored = [1 - Fraction(value, 1000) for value in values]
+    assert float(exact_share_below(low, [1 - value for value in mirrored])) == pytest.approx(tail, rel=1e-6)
+    assert float(exact_share_below(1 - high, mirrored)) == pytest.approx(tail, rel=1e-6)
 
 
 @pytest.mark.parametrize("rates", [1, 2, 3, 4, 8])
@@ -43,7 +69,7 @@ def test_gaffkes_bound_is_an_interval_around_the_mean_and_mirrors(values):
     assert 0 <= low <= np.mean(values) + 1e-9
     assert np.mean(values) - 1e-9 <= high <= 1
     mirrored = seed_statistics.gaffke_interval([1 - value for value in values])
-    assert mirrored == pytest.approx((1 - high, 1 - low), abs=0.02)
+    assert mirrored == pytest.approx((1 - high, 1 - low), abs=1e-9)
 
 
 def test_labellings_are_all_choices_the_real_one_first():
@@ -68,8 +94,8 @@ def test_the_safe_interval_of_runs_that_agree(seeds, level):
     unseen = 1 - (0.7 * level) ** (1 / seeds)
     ours, theirs = [0.9] * seeds, [0.2] * seeds
     low, high = seed_statistics.safe_difference(ours, theirs, 1_000, level)
-    assert low == pytest.approx(0.7 - math.hypot(unseen * 0.9, unseen * 0.8), abs=0.01)
-    assert high == pytest.approx(0.7 + math.hypot(unseen * 0.1, unseen * 0.2), abs=0.01)
+    assert low == pytest.approx(0.7 - math.hypot(unseen * 0.9, unseen * 0.8), abs=1e-9)
+    assert high == pytest.approx(0.7 + math.hypot(unseen * 0.1, unseen * 0.2), abs=1e-9)
 
 
 @given(ours=SHARES, theirs=SHARES)
@@ -79,7 +105,7 @@ def test_intervals_of_differences_mirror_and_contain_them(ours, theirs):
     for how in (seed_statistics.safe_difference, seed_statistics.normal_difference):
         low, high = how(ours, theirs, 1_000)
         assert low - 1e-9 <= gap <= high + 1e-9
-        assert how(theirs, ours, 1_000) == pytest.approx((-high, -low), abs=0.02)
+        assert how(theirs, ours, 1_000) == pytest.approx((-high, -low), abs=1e-9)
 
 
 @given(
