@@ -137,6 +137,7 @@ SAMPLES = {  # of a task and its settings: the message of each
         "bos k1 v1 ask k1 v1": "position 1: expected a binding, noise or ask, got k1",
     },
     "recall levels=2": {
+        "bos k1 k2 k2 k1 ask k1 v1": "position 6: expected a key that leads to a value by 2 bindings or fewer",
         "bos k1 k2 k2 v1 ask k1 k2": "position 6: expected a question about one of the keys, got k1",
         "bos k1 k2 k3 v1 ask k1 v1": "position 7: expected k2, got v1",
     },
