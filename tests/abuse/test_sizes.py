@@ -133,6 +133,18 @@ def test_written_files_are_readable(value):
     assert parse_yaml(text, "f")[0] == value
 
 
+@pytest.mark.parametrize(
+    ("text", "line"), [("a: 1\nb: 2\na: 1", 3), ("train: {steps: 5, lr: 1,\n  steps: 7}", 2), ("- {1: 2, 1: 3}", 1)]
+)
+def test_a_key_that_is_there_twice(text, line):
+    with pytest.raises(ValueError, match=rf"^f, line {line}: (a|steps|1) appears twice \(first in line 1\)$"):
+        parse_yaml(text, "f")
+
+
+def test_a_mapping_may_have_two_merges():
+    assert parse_yaml("{<<: {a: 1}, <<: {b: 2}, b: 3}", "f")[0] == {"a": 1, "b": 3}
+
+
 @given(st.text(max_size=60))
 def test_any_text_is_read_or_refused(text):
     for reader in (parse_json, parse_yaml):

@@ -18,6 +18,8 @@ MAX_BYTES = 2**20
 MAX_NODES = 100_000
 """Max values of a file, with aliases expanded."""
 
+MERGE = "tag:yaml.org,2002:merge"
+
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, if available: ten times as fast
 
 
@@ -97,5 +99,11 @@ def _count(node: yaml.Node, place: str, counts: dict[int, int]) -> int:
     counts[id(node)] = 0
     parts = node.value if isinstance(node, yaml.CollectionNode) else []
     nodes = [each for part in parts for each in part] if isinstance(node, yaml.MappingNode) else parts
+    first: dict[tuple[str, str], int] = {}  # of two equal keys the library would take the last one without a word
+    for key in nodes[::2] if isinstance(node, yaml.MappingNode) else []:
+        line, name = key.start_mark.line + 1, (key.tag, str(key.value))
+        if name in first and key.tag != MERGE:
+            raise _Refused(f"{place}, line {line}: {key.value} appears twice (first in line {first[name]})")
+        first[name] = line
     counts[id(node)] = count = min(1 + sum(_count(each, place, counts) for each in nodes), MAX_NODES + 1)
     return count

@@ -235,12 +235,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     if not isinstance(raw, dict):
         kind = "nothing" if raw is None else f"a {type(raw).__name__}"  # not its content: it may be any file
         raise ValueError(f"{path}: expected a YAML mapping, got {kind}")
-    lines: dict[str, int] = {}
-    for key, line in _key_lines(node, ""):
-        if key in lines:
-            raise ValueError(f"{path}, line {line}: {key} appears twice (first in line {lines[key]})")
-        lines[key] = line
-    return raw, lines
+    return raw, dict(_key_lines(node, ""))
 
 
 def _key_lines(node: Any, prefix: str):
