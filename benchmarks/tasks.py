@@ -30,6 +30,7 @@ CASES = {  # name: (task, difficulty, context)
     "mqar-16": ("mqar", "mqar-16", 1024),
     "state-s5": ("state", "state-s5", 1024),
     "automaton-5": ("automaton", "automaton-5", 1024),
+    "flipflop-64": ("flipflop", "flipflop-64", 1024),
     "arithmetic-40": ("arithmetic", "arithmetic-40", 1024),
     "arithmetic-40-brackets": ("arithmetic", "arithmetic-40-brackets", 1024),
     "recall-noisy": ("recall", "recall-noisy", 1024),
