@@ -207,6 +207,10 @@ MISTAKES = [
     (["words", "--prompts", "none", "--out", "b"], "--prompts: expected a text file that can be read (No such file"),
     (["words", "--prompts", "empty", "--out", "b"], "--prompts: expected a file with at least one prompt, got"),
     (["words", "--prompts", "bad.jsonl", "--out", "b"], '--prompts: expected {"prompt": "…"} in every line, got'),
+    (["words", "--prompts", "half.jsonl", "--out", "b"], "--prompts: expected text without half of a surrogate pair"),
+    (["words", "--prompts", "id.jsonl", "--out", "b"], "--prompts: expected text without half of a surrogate pair"),
+    (["words", "a\udcff"], "PROMPT: expected text without half of a surrogate pair"),
+    (["words", "a", "--stop", "\udcff"], "--stop: expected text without half of a surrogate pair"),
     (["words", "a", "--top-k", "5"], "--top-k only works with a --temperature above 0"),
     (["none", "a"], 'MODEL: "none" is neither a folder nor a model on the Hub that can be reached'),
     (["bare", "a"], "--tokenizer is missing: the model has none"),
@@ -223,4 +227,6 @@ def test_mistakes_are_reported_in_one_line(workdir, monkeypatch, assert_refused,
     (workdir / "two").write_text("b\n\naaaaaaaaaaaaaa\n")
     (workdir / "empty").write_text("\n\n")
     (workdir / "bad.jsonl").write_text('{"prompt": "a"}\n{"text": "b"}\n')
+    (workdir / "half.jsonl").write_text('{"prompt": "\\ud800"}\n')
+    (workdir / "id.jsonl").write_text('{"prompt": "a", "id": "\\ud800"}\n')
     assert_refused(["generate", *arguments], start)

@@ -357,9 +357,26 @@ def test_texts_in_the_format_of_the_dataset(tmp_path):
             lambda path: write_rows(path.with_suffix(".parquet"), [{"input": "A.", "question": " ", "target": "b"}]),
             'facts: expected a text as question in {parquet}, row 1, got " "',
         ),
+        (
+            lambda path: write_rows(path, [{**ROWS[0], "input": "A \ud800."}]),
+            "facts: expected text without half of a surrogate pair, which is not a Unicode character, as input in {path}",
+        ),
         (lambda path: path.with_suffix(".parquet").write_text("no"), "facts: expected a Parquet file that can be read"),
     ],
-    ids=["folder", "file", "empty", "a-folder", "json", "utf-8", "no-object", "kind", "missing", "blank", "parquet"],
+    ids=[
+        "folder",
+        "file",
+        "empty",
+        "a-folder",
+        "json",
+        "utf-8",
+        "no-object",
+        "kind",
+        "missing",
+        "blank",
+        "half",
+        "parquet",
+    ],
 )
 def test_unreadable_files_are_reported(write, message, tmp_path):
     path = tmp_path / "copy" / "qa1.jsonl"

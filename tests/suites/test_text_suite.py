@@ -94,6 +94,7 @@ def test_two_models_and_their_differences(folders, tmp_path, monkeypatch, capsys
         (["my.jsonl"], "MODEL: expected models and one file of documents"),
         (["a", "my.jsonl", "text_key=body"], "text_key: expected one of the keys in my.jsonl, line 1 (text)"),
         (["a", "bad.jsonl"], "bad.jsonl, line 2: expected an object with a text that is not empty"),
+        (["a", "half.jsonl"], "half.jsonl, line 2: expected text without half of a surrogate pair, which is not a Uni"),
         (["a", "my.jsonl", "context=33"], "context: expected at most 32, the model's, got 33"),
         (["a", "my.jsonl", "contxt=8"], 'unknown setting "contxt". Did you mean "context"?'),
     ],
@@ -103,6 +104,7 @@ def test_mistakes(folders, tmp_path, monkeypatch, capsys, words, message):
     for name in ("a", "b", "my.jsonl"):
         (tmp_path / name).symlink_to(folders / name)
     (tmp_path / "bad.jsonl").write_text('{"text": "good"}\n{"text": 7}\n')
+    (tmp_path / "half.jsonl").write_text('{"text": "good"}\n{"text": "\\ud800"}\n')
     assert main(["eval", *words, "--suite", "text"]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert message in line

@@ -27,6 +27,9 @@ MAX_DEPTH = 100
 MAX_DIGITS = 300
 """Max digits of an integer: a longer one is not a finite float."""
 
+HALF = "text without half of a surrogate pair, which is not a Unicode character"
+"""The text that errors expect where one is not `is_unicode`."""
+
 
 def open_regular(path: Path) -> BufferedReader:
     """Open a regular file for reading. OSError if it cannot be read, or is something else, such as a FIFO or a device,
@@ -95,6 +98,16 @@ def parse_json(content: str | bytes, place: str) -> Any:
     if value is ... or _is_deep(value):
         raise ValueError(f"{place}: expected JSON with at most {MAX_DEPTH} levels of nesting")
     return value
+
+
+def is_unicode(text: str) -> bool:
+    """Whether it is without half of a surrogate pair, which an escape in JSON or an argument may be: neither tokenizers
+    nor files take it."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def is_inside(path: Path, *folders: Path) -> bool:

@@ -187,6 +187,7 @@ def _from_text(task: Task, text: str) -> list[Any]:
     if not hasattr(task.vocab, "encode"):
         return [task.vocab.ids.get(name, name) for name in text.split()]
     try:
+        text.encode("utf-8")  # ValueError for half of a surrogate pair
         return task.vocab.encode(f" {text.strip()}")
     except ValueError:  # it has tokens that the task never uses: a wrong answer, shown as it is
         return [text]
