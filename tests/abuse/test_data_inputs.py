@@ -98,6 +98,14 @@ def test_a_parquet_decompression_bomb(tmp_path, start, use_dictionary):
         assert int((tmp_path / f"{name}.size").read_text()) < MEGABYTES
 
 
+def test_pages_of_a_column_with_a_dot_in_its_name_are_checked(tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet_guard, "MAX_PAGE", 2**16)
+    table = pa.table({"a.b": ["a" * 2**20] * 20})
+    pq.write_table(table, tmp_path / "a.parquet", compression="zstd", use_dictionary=False)
+    read = reading.read(reading.find([str(tmp_path / "a.parquet")]), 0, 10**9, "a.b")
+    assert "a.parquet: cannot be read (a page of " in one_line(lambda: list(read))
+
+
 def repeated(path, rows):
     """A table with a text of one megabyte, which is in the file once, in many rows."""
     column = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array(["a" * 2**20]))

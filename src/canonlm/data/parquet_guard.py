@@ -33,7 +33,8 @@ def check_pages(file: IO[bytes], table: pq.ParquetFile, group: int, columns: tup
     described, total = table.metadata.row_group(group), 0
     for number in range(described.num_columns):
         chunk = described.column(number)
-        if chunk.path_in_schema.split(".")[0] in columns:
+        # A name may have dots of its own.
+        if any(chunk.path_in_schema == name or chunk.path_in_schema.startswith(f"{name}.") for name in columns):
             for page in _pages(file, chunk):
                 if page.uncompressed > max(MAX_PAGE, MAX_GROWTH * page.compressed):
                     sizes = f"{page.compressed:,} bytes that become {page.uncompressed:,}"
