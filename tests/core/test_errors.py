@@ -13,6 +13,7 @@ def test_unknown():
     assert isinstance(error, ValueError)
     assert str(error) == 'unknown task "depoo". Did you mean "depo"? Tasks: copying, depo, mano.'
     assert str(unknown("task", "zzz", ["mano", "depo"])) == 'unknown task "zzz". Tasks: depo, mano.'
+    assert str(unknown("task", "zzz", [])) == 'unknown task "zzz". Tasks: none.'
     assert str(unknown("difficulty", 7, ["easy"], "difficulties")) == 'unknown difficulty "7". Difficulties: easy.'
 
 

@@ -508,6 +508,11 @@ def test_options_of_an_executor():
         ("slurm", {"partition": "cpu"}, "time: missing; --executor slurm needs time="),
         ("slurm", given | {"mem": "4"}, 'unknown option of --executor slurm "mem"'),
         ("slurm", given | {"mem_per_cpu_gb": "much"}, 'mem_per_cpu_gb: expected a number, got "much"'),
+        ("slurm", given | {"mem_per_cpu_gb": "yes"}, 'mem_per_cpu_gb: expected a number, got "yes"'),
+        ("slurm", given | {"mem_per_cpu_gb": "["}, r'mem_per_cpu_gb: expected a number, got "\["'),
+        ("slurm", given | {"requeue": "flase"}, 'requeue: expected true or false, got "flase"'),
+        ("slurm", given | {"sbatch_args": "{account"}, r'sbatch_args: expected pairs such as "{account: me}", got'),
+        ("slurm", given | {"sbatch_args": "me"}, r'sbatch_args: expected pairs such as "{account: me}", got "me"'),
         ("slurm", given | {"tasks": "4"}, 'unknown option of --executor slurm "tasks"'),
         ("local", {"partition": "cpu"}, 'partition: expected no options for --executor local, got "cpu"'),
     ):

@@ -66,7 +66,7 @@ def unknown(
     names.sort()
     listing = plural or kind + "s"
     more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    listed = ", ".join(names[: LISTED if more else None]) + more
+    listed = ", ".join(names[: LISTED if more else None]) + more or "none"
     return ValueError(f'unknown {kind} "{name}".{guess} {listing[0].upper() + listing[1:]}: {listed}.')
 
 

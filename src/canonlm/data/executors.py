@@ -23,6 +23,14 @@ from loguru import logger
 from canonlm.core.errors import expected, unknown
 from canonlm.core.extras import needed
 
+_TYPES: dict[str, tuple[Any, str]] = {
+    "int": (int | float, "a number"),
+    "float": (int | float, "a number"),
+    "bool": (bool, "true or false"),
+    "dict": (dict, 'pairs such as "{account: me}"'),
+}
+"""The beginning of an annotation: the type of a value that was text, and its name in errors."""
+
 OURS = {"self", "pipeline", "tasks", "workers", "logging_dir", "depends", "skip_completed"}
 """Arguments of datatrove's executors that users cannot set."""
 
@@ -76,9 +84,16 @@ def _converted(name: str, value: str, kind: str) -> Any:
 
     if kind.startswith("str"):
         return value  # a time such as 4:00:00, which YAML would read as a number
-    converted = yaml.safe_load(value)
-    if kind.startswith(("int", "float")) and not isinstance(converted, int | float):
-        raise expected(name, "a number", value)
+    try:
+        converted = yaml.safe_load(value)
+    except yaml.YAMLError:
+        converted = ...
+    types, what = next(
+        (known for start, known in _TYPES.items() if kind.startswith(start)), (object, "a value in YAML")
+    )
+    is_bool = isinstance(converted, bool) and what == "a number"  # for Python, true is one
+    if converted is ... or is_bool or not isinstance(converted, types):
+        raise expected(name, what, value)
     return converted
 
 
