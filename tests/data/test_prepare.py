@@ -351,6 +351,27 @@ def test_a_finished_folder_is_not_prepared_again(tmp_path):
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before
 
 
+@pytest.mark.parametrize("finished", [True, False])
+def test_an_input_that_is_newer_than_the_folder_is_named(tmp_path, caplog, finished):
+    """An edit need not change the size."""
+    source = tmp_path / "a.jsonl"
+    source.write_bytes(jsonl(texts(5)) + (b"" if finished else b"{}\n"))
+
+    def again(out):
+        caplog.clear()
+        with nullcontext() if finished else pytest.raises(ValueError, match="1 bad lines"):
+            run(tmp_path / out, source)
+        return caplog.messages
+
+    assert again("out") == again("out") == []
+    later = time.time_ns() + 10**9
+    os.utime(source, ns=(later, later))
+    [message] = again("out")
+    half_done = "" if finished else "the half-done "
+    assert message.startswith(f"{source} is newer than {half_done}{tmp_path / 'out'}; if its text has changed, ")
+    assert again("other") == []
+
+
 CHANGES = {
     "validation": (lambda folder: {"validation": 0.3}, r"--validation: expected 0\.5, as in .*, got 0\.3"),
     "bos": (lambda folder: {"bos": False}, r"--bos: expected 256, as in"),

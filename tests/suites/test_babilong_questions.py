@@ -359,7 +359,7 @@ def test_texts_in_the_format_of_the_dataset(tmp_path):
         ),
         (
             lambda path: write_rows(path, [{**ROWS[0], "input": "A \ud800."}]),
-            "facts: expected text without half of a surrogate pair, which is not a Unicode character, as input in {path}",
+            "half of a surrogate pair, which is not a Unicode character, as input in {path}, line 1, got",
         ),
         (lambda path: path.with_suffix(".parquet").write_text("no"), "facts: expected a Parquet file that can be read"),
     ],

@@ -9,6 +9,7 @@ inputs, a task's files from its number, and `index.json` (canonlm.data.index) is
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import sysconfig
@@ -26,7 +27,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from canonlm import __version__
 from canonlm.core import user_folders
-from canonlm.core.errors import expected
+from canonlm.core.errors import expected, plain
 from canonlm.core.files import lock, make_folder, refuse_links, remove_folder, remove_leftovers, write_text
 from canonlm.core.untrusted import open_regular, parse_json, read_bytes, read_object, read_text
 from canonlm.data import index, tokenizers
@@ -35,6 +36,8 @@ from canonlm.data.index import Index, Shard
 from canonlm.data.pipeline import Places, Reader, TooManyBadLines, Writer
 from canonlm.data.reading import Bad, Input, check_key, find, lines, listed, total
 from canonlm.tasks.random import check_count
+
+_log = logging.getLogger(__name__)
 
 TASK_SIZE = 2**25  # bytes of input per task
 MAX_TASKS = 10**6
@@ -120,13 +123,14 @@ def prepare(
         if (out / index.NAME).exists():
             existing = index.read(out)
             _compare(plan, existing, f"as in {out} (choose another folder)")
+            _name_newer(files, out / index.NAME, f"{out}; if its text has changed, choose another folder")
             if executor != "slurm":  # its logs are in `work`
                 remove_leftovers(out)
                 shutil.rmtree(places.work, ignore_errors=True)
             return existing
         if not (places.work / index.NAME).exists():
             check_key(files, text_key, max_bad)
-        _begin(places, plan, saved)
+        _begin(places, plan, saved, files)
         place = out.absolute()  # datatrove's file systems resolve a relative path only once
         reader = Reader(place, files, text_key, max_bad)
         writer = Writer(place, files, plan.dtype, plan.bos_id, plan.eos_id, validation, seed)
@@ -162,12 +166,14 @@ def default_tasks(inputs: Sequence[Input]) -> int:
     return max(1, min(pieces, -(-total(inputs) // TASK_SIZE), MAX_DEFAULT_TASKS))
 
 
-def _begin(places: Places, plan: Index, tokenizer: str) -> None:
+def _begin(places: Places, plan: Index, tokenizer: str, inputs: Sequence[Input]) -> None:
     """Make the folder, or check that it was begun with the same plan. `work` has the plan, an index without shards."""
     make_folder(places.out, "work")
     refuse_links(places.work)
     if (places.work / index.NAME).exists():
         _compare(plan, index.read(places.work), f"as in the half-done {places.out} (or remove it)")
+        than = f"the half-done {places.out}; if its text has changed, remove that folder"
+        _name_newer(inputs, places.work / index.NAME, than)
         write_text(places.tokenizer, tokenizer)  # it may have been changed
         return
     if places.out.exists() and any(path.name not in ("work", "tokenizer.json") for path in places.out.iterdir()):
@@ -176,6 +182,16 @@ def _begin(places: Places, plan: Index, tokenizer: str) -> None:
         make_folder(places.work, kind)
     write_text(places.tokenizer, tokenizer)
     index.write(places.work, plan)
+
+
+def _name_newer(inputs: Sequence[Input], written: Path, than: str) -> None:
+    """Warn of an input that is newer than the file `written`: an edit need not change its size. No error, as a copy of
+    the same text may be newer, too."""
+    since = written.stat().st_mtime_ns
+    for file in inputs:
+        if file.kind != "dataset" and os.stat(file.path).st_mtime_ns > since:
+            _log.warning("%s is newer than %s", plain(file.path), plain(than))
+            return
 
 
 def _compare(plan: Index, existing: Index, owner: str) -> None:
