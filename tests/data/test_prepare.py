@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import signal
 import sys
 import sysconfig
@@ -429,6 +430,12 @@ def test_a_flipped_byte_is_found(tmp_path):
             index.check(tmp_path / "out")
         path.write_bytes(full)
     index.check(tmp_path / "out")
+    written = (tmp_path / "out" / "index.json").read_text()
+    for key in ("tokens", "documents"):
+        changed = re.sub(rf'"{key}": (\d+)', rf'"{key}": 1\1', written, count=1)
+        (tmp_path / "out" / "index.json").write_text(changed)
+        with pytest.raises(ValueError, match=r"-00000\.ds.*: damaged: [0-9,]+ bytes, where index\.json says"):
+            index.check(tmp_path / "out")
     for content, message in {
         "": "not JSON",
         "[]": "expected a JSON object, got list",

@@ -141,7 +141,17 @@ def check(folder: Path) -> Index:
         for shard in shards:
             check_sha256(folder / shard.name, shard.sha256)
             check_sha256(folder / shard.ends, shard.ends_sha256)
+    check_sizes(folder, index)  # the index's own numbers
     return index
+
+
+def check_sizes(folder: Path, index: Index) -> None:
+    """ValueError if a file is missing, or has not the size of as many tokens or documents as the index says."""
+    token_size = 2 if index.dtype == "uint16" else 4
+    for shards in index.splits.values():
+        for shard in shards:
+            check_size(folder / shard.name, shard.tokens * token_size)
+            check_size(folder / shard.ends, shard.documents * 8)
 
 
 def check_sha256(path: Path, sha256: str) -> None:

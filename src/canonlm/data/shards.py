@@ -34,11 +34,7 @@ class Dataset:
         self.folder, self.on_open = Path(folder), on_open
         self.index = index.read(self.folder)
         self.fingerprint = index.file_sha256(self.folder / index.NAME)  # of the tokens too: it contains their sha256
-        token_size = np.dtype(self.index.dtype).itemsize
-        for shards in self.index.splits.values():
-            for shard in shards:
-                index.check_size(self.folder / shard.name, shard.tokens * token_size)
-                index.check_size(self.folder / shard.ends, shard.documents * ENDS.itemsize)
+        index.check_sizes(self.folder, self.index)
 
     @property
     def vocab_size(self) -> int:
