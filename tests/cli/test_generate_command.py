@@ -127,22 +127,22 @@ def test_draws_are_a_function_of_the_seed(workdir, capsys):
     assert output_of(capsys, "words", "Once", "--max-tokens", "20") not in texts
 
 
-@pytest.mark.parametrize("kind", ["text", "windows", "jsonl"])
+@pytest.mark.parametrize("kind", ["text", "windows", "jsonl", "JSONL"])
 def test_a_file_of_prompts(workdir, capsys, kind):
     prompts = ["Once upon a time", "é", "a longer one, that goes on and on", "x"]
-    if kind != "jsonl":
+    if kind.lower() != "jsonl":
         end = "\r\n" if kind == "windows" else "\n"
         (workdir / "file.txt").write_bytes((end.join([*prompts[:2], "", *prompts[2:]]) + end).encode())
     else:
         rows = [{"id": index, "prompt": prompt} for index, prompt in enumerate(prompts)]
-        (workdir / "file.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    file = "file.jsonl" if kind == "jsonl" else "file.txt"
+        (workdir / f"file.{kind}").write_text("\n".join(map(json.dumps, rows)))
+    file = f"file.{kind}" if kind.lower() == "jsonl" else "file.txt"
     arguments = ("words", "--prompts", file, "--out", "made/answers.jsonl", "--max-tokens", "9", "--stop", "e")
     assert output_of(capsys, *arguments) == "4 prompts answered: made/answers.jsonl\n"
     answers = [json.loads(line) for line in (workdir / "made" / "answers.jsonl").read_text("utf-8").splitlines()]
     assert [answer["prompt"] for answer in answers] == prompts
     assert [answer["text"] for answer in answers] == written("words", prompts, 9, ["e"])
-    assert [answer.get("id") for answer in answers] == ([0, 1, 2, 3] if kind == "jsonl" else [None] * 4)
+    assert [answer.get("id") for answer in answers] == ([0, 1, 2, 3] if kind.lower() == "jsonl" else [None] * 4)
     assert [file.name for file in (workdir / "made").iterdir()] == ["answers.jsonl"]
 
 

@@ -115,6 +115,18 @@ def test_every_format(tmp_path, name):
     assert (len(shards) > 1) == (not name.endswith(("gz", "zst")))  # these cannot be divided
 
 
+@pytest.mark.parametrize("name", [*WRITERS, "a.txt"])
+def test_capital_letters_in_a_file_name(tmp_path, name):
+    result = texts(5)
+    (tmp_path / "in").mkdir()
+    WRITERS.get(name, lambda path, result: path.write_text(result[0], encoding="utf-8"))(tmp_path / name, result)
+    (tmp_path / name).rename(tmp_path / "in" / name.upper())
+    for source in ("in", f"in/{name.upper()}"):
+        run(tmp_path / f"from-{source}".replace("/", "-"), tmp_path / source)
+        read = documents(tmp_path / f"from-{source}".replace("/", "-"), "train")
+        assert read == (result[:1] if name == "a.txt" else result)
+
+
 def test_a_text_file_is_a_document_and_patterns_select_files(tmp_path):
     files = {"b/2.txt": "two\r\n", "b/10.txt": "ten", "a.py": "import a", "b/tests/c.py": "import c", "d.md": "# d"}
     for name, text in (files | {"e.txt": ""}).items():

@@ -154,6 +154,8 @@ def test_without_a_token_to_begin_with_the_first_character_is_only_read(words):
 def test_a_byte_order_mark_is_left_out(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfa ferry")
     assert documents(TextSettings(file=str(tmp_path / "a.txt"))) == ["a ferry"]
+    (tmp_path / "a.txt").rename(tmp_path / "A.TXT")
+    assert documents(TextSettings(file=str(tmp_path / "A.TXT"))) == ["a ferry"]
 
 
 def test_a_folder_of_a_model_may_have_an_equals_sign(folders, tmp_path, monkeypatch):

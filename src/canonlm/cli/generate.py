@@ -170,7 +170,7 @@ def _read(file: Path) -> list[dict[str, Any]]:
         if not line.strip():
             continue
         row: Any = {"prompt": line.removesuffix("\r")}
-        if file.suffix == ".jsonl":
+        if file.suffix.lower() == ".jsonl":
             try:
                 row = parse_json(line, "")
             except ValueError:

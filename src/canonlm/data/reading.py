@@ -56,7 +56,12 @@ class Input:
     @property
     def divisible(self) -> bool:
         """Whether several tasks can share it."""
-        return self.kind == "table" or (self.kind == "lines" and Path(self.path).suffix not in COMPRESSED)
+        return self.kind == "table" or (self.kind == "lines" and self.codec is None)
+
+    @property
+    def codec(self) -> str | None:
+        """The compression, by the file's name."""
+        return COMPRESSED.get(Path(self.path).suffix.lower())
 
     def describe(self) -> dict[str, Any]:
         """The entry in an index and a plan, without fields that do not affect the documents."""
@@ -153,7 +158,7 @@ def _file(path: str, name: str) -> Input:
 
 def _kind(path: str) -> str | None:
     """The kind of a file by its name; None if unknown, and then the file is one text."""
-    suffixes = [suffix for suffix in Path(path).suffixes[-2:] if suffix not in COMPRESSED]
+    suffixes = [suffix for suffix in map(str.lower, Path(path).suffixes[-2:]) if suffix not in COMPRESSED]
     return {".jsonl": "lines", ".json": "lines", ".parquet": "table", ".txt": "text"}.get(
         suffixes[-1] if suffixes else ""
     )
@@ -222,7 +227,7 @@ def lines(file: IO[bytes]) -> Iterator[tuple[bytes | None, int]]:
 
 
 def _lines(source: Input, base: int, first: int, last: int, key: str) -> Iterator[Text | Bad]:
-    codec = COMPRESSED.get(Path(source.path).suffix)
+    codec = source.codec
     with open_regular(Path(source.path)).detach() as raw:
         file = _buffered(source, raw)
         number: int | None = 0
@@ -246,8 +251,7 @@ def _lines(source: Input, base: int, first: int, last: int, key: str) -> Iterato
 
 def _buffered(source: Input, raw: Any) -> io.BufferedReader:
     """The decompressed file."""
-    codec = COMPRESSED.get(Path(source.path).suffix)
-    return io.BufferedReader(pa.CompressedInputStream(raw, codec) if codec else raw, BUFFER)
+    return io.BufferedReader(pa.CompressedInputStream(raw, source.codec) if source.codec else raw, BUFFER)
 
 
 def _text_of(line: bytes, key: str) -> str | None:
@@ -369,9 +373,8 @@ def _decoded(value: memoryview | None, source: Input, line: int, if_none: str, p
 
 
 def _text_file(source: Input, base: int, first: int, last: int, key: str) -> Iterator[Text | Bad]:
-    codec = COMPRESSED.get(Path(source.path).suffix)
     with open_regular(Path(source.path)) as raw:
-        value = (pa.CompressedInputStream(raw, codec) if codec else raw).read(MAX_DOCUMENT + 1)
+        value = (pa.CompressedInputStream(raw, source.codec) if source.codec else raw).read(MAX_DOCUMENT + 1)
     if len(value) > MAX_DOCUMENT:
         yield Bad(source.path, 1, TOO_LONG)
         return

@@ -41,13 +41,14 @@ def documents(settings: TextSettings) -> list[str]:
         content = read_bytes(path, MAX_TEXT)
     except OSError as error:
         raise expected("file", f"a file that can be read ({error.strerror})", settings.file) from None
-    if path.suffix == ".txt":
+    suffix = path.suffix.lower()
+    if suffix == ".txt":
         lines = [(str(path), content)]
     else:
         lines = [
             (f"{path}, line {number}", line) for number, line in enumerate(content.splitlines(), 1) if line.strip()
         ]
-    texts = [_text(place, line, settings, path.suffix) for place, line in lines[: settings.n]]
+    texts = [_text(place, line, settings, suffix) for place, line in lines[: settings.n]]
     if not texts:
         raise expected("file", "a file with documents", settings.file)
     return texts
