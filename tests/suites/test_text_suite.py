@@ -135,20 +135,20 @@ def test_the_name_of_a_special_token_in_a_document_is_text(words):
 
 
 def test_without_a_token_to_begin_with_the_first_character_is_only_read(words):
-    """`é` is two tokens of this tokenizer, each half of a character."""
+    """`é` is two tokens of this tokenizer, each half of a character, and U+FFFD, which stands for such a half, three."""
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words.tokenizer.backend_tokenizer)
     subject = Subject(words.model, tokenizer, {"source": "tiny"})
-    texts = ["é and more", "The ferry leaves", "A", "é"]
+    texts = ["\ufffd\ufffdé!", "é and more", "The ferry leaves", "A", "é"]
     read = list(rows(subject, texts, 48))
-    for text, row, (tokens, size) in zip(texts, read, [(2, 2), (1, None), (1, 1), (2, 2)], strict=True):
+    for text, row, (tokens, size) in zip(texts, read, [(8, 8), (2, 2), (1, None), (1, 1), (2, 2)], strict=True):
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         size = len(tokenizer.convert_ids_to_tokens(ids[0])) if size is None else size
         assert (row["tokens"], row["bytes"]) == (len(ids) - tokens, len(text.encode()) - size)
         assert row["nats"] == pytest.approx(nats_of(subject, ids, tokens), rel=1e-5)
-    bits = [row["nats"] / math.log(2) / row["bytes"] for row in read[:2]]  # nothing is predicted in the others
-    assert (scores(read)[0].value, scores(read)[0].n) == (pytest.approx(np.mean(bits)), 2)
+    bits = [row["nats"] / math.log(2) / row["bytes"] for row in read[:3]]  # nothing is predicted in the others
+    assert (scores(read)[0].value, scores(read)[0].n) == (pytest.approx(np.mean(bits)), 3)
     with pytest.raises(ValueError, match="file: expected a document in which the model predicts a token"):
-        scores(read[2:])
+        scores(read[3:])
 
 
 def test_a_byte_order_mark_is_left_out(tmp_path):

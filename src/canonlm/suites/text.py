@@ -109,8 +109,10 @@ def rows(
 def _first_characters(words: Any, ids: list[int], text: str) -> tuple[int, int]:
     """The number of tokens that are the first characters of the text, as a token may be a part of one; and the bytes
     after them."""
+    marks = len(text) - len(text.lstrip("\ufffd"))  # of the text itself: they look like parts of a character
     for read in range(1, len(ids) + 1):
-        if "\ufffd" not in (start := words.decode(ids[:read])):
+        start = words.decode(ids[:read])
+        if len(start) > marks and "\ufffd" not in start[marks:]:
             return read, len(text.encode()) - len(start.encode())
     return len(ids), 0
 
