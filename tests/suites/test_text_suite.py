@@ -135,7 +135,7 @@ def test_the_name_of_a_special_token_in_a_document_is_text(words):
 
 
 def test_without_a_token_to_begin_with_the_first_character_is_only_read(words):
-    """`é` is two tokens of this tokenizer, each half of a character, and U+FFFD, which stands for such a half, three."""
+    """`é` is two tokens of this tokenizer, each half of a character; U+FFFD, which stands for a half, is three."""
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words.tokenizer.backend_tokenizer)
     subject = Subject(words.model, tokenizer, {"source": "tiny"})
     texts = ["\ufffd\ufffdé!", "é and more", "The ferry leaves", "A", "é"]
