@@ -133,6 +133,13 @@ def test_rows_of_several_words_updates_and_levels_are_equally_likely(documents, 
     fits(Counter(tuple(zip(doc[1:13:3], doc[2:13:3], strict=True)) for doc in grid).values())  # 24 orders
 
 
+def test_the_largest_settings_can_be_drawn():
+    task = tasks.get("recall", noise=0.5, noise_words=2**16)
+    assert len(task.sample("train", 0, 0).tokens) <= task.max_len
+    task = tasks.get("recall", pairs=43, updates=0.5, test_pairs=[43])  # 43 keys, 21 of them again: 64 values
+    assert len(task.sample("test", 0, 0).tokens) == task.max_len == 2 + 2 * (43 + 21 + 43)
+
+
 def test_a_guess_among_the_values_left_scores_chance():
     rng = np.random.default_rng(0)
     for difficulty in ("recall-noisy", "recall-zoology"):

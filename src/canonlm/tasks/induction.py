@@ -31,7 +31,7 @@ class Induction(LengthTask):
         N: int = Field(64, ge=2, le=MAX_LENGTH)  # training: n = N
         words: int = Field(15, ge=2, le=MAX_WORDS)
         triggers: int = Field(1, ge=1, le=MAX_WORDS)  # different triggers
-        shown: int = Field(1, ge=1, le=MAX_LENGTH)  # triggers in a row, uniform among all
+        shown: int = Field(1, ge=1, le=MAX_LENGTH // 2)  # triggers in a row, uniform among all
         test_lengths: Sizes = None  # test: n uniform on these; None: n = N
 
         @model_validator(mode="after")

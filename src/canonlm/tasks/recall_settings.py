@@ -21,7 +21,7 @@ class RecallSpec(TaskSpec):
     keys: Words = 64
     values: Words = 64
     noise: float = Field(0, ge=0, le=0.95)  # the share of the context's slots that are noise
-    noise_words: Words = 16
+    noise_words: int = Field(16, ge=1, le=2**16)  # two are one draw below 2**32
     space: int = Field(1, ge=1, le=64)  # slots for each question; those without one are filler
     gaps: float | None = Field(None, gt=0, le=1)  # slot i has probability ∝ i^(gaps-1); None: all alike
     filler: Literal["noise", "words"] = "noise"  # or any word except the keys of the sample
@@ -42,7 +42,10 @@ class RecallSpec(TaskSpec):
 
     def possible(self) -> range:
         keys = min(self.keys**2, MAX_PAIRS) if self.grid else _rows(self.keys, self.key_length) // self.levels
-        largest = min(MAX_PAIRS, keys, int(_rows(self.values, self.value_length) / (1 + self.updates)))
+        values = _rows(self.values, self.value_length)
+        largest = min(MAX_PAIRS, keys, values)
+        while largest + self.rebound(largest) > values:
+            largest -= 1
         return range(1, largest + 1)
 
     def test_sizes(self) -> list[int]:
