@@ -70,6 +70,14 @@ def test_slots_are_equally_likely(documents, fits):
     fits([keys[1,], keys[2,], keys[1, 2], keys[2, 1]])
 
 
+@pytest.mark.parametrize("name", ["dictionary", "recall"])
+def test_the_tables_of_long_keys_are_made_once(name):
+    task = tasks.get(name, keys=9, key_length=2, values=9, value_length=2)
+    first, second = (task.sampler(False)[1] for _ in range(2))
+    assert first.keys is second.keys
+    assert first.values is second.values
+
+
 @pytest.mark.parametrize(
     "settings", [{"N": 9}, {"N": 9, "noise": 0.4}, {"N": 6, **FUZZY}], ids=["plain", "noise", "fuzzy"]
 )

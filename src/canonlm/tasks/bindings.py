@@ -1,5 +1,6 @@
 """How samples of `recall` are drawn: bindings among noise, then questions among filler."""
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +31,7 @@ class Tables(NamedTuple):
     values: tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
+@lru_cache(maxsize=8)
 def tables_of_names(m: int, length: int, first: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """All rows of 1 to `length` of the m tokens from `first` on. Their last token looks like any other."""
     cells, rows, lengths = Names(m, 1, length, first).tables

@@ -8,6 +8,7 @@ node's name is one token (Brevo1) or several (Brevo2: `w3 w1.`, the dot marks a 
 follows the released generator and the paper (arXiv 2512.17351, App. A).
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -163,8 +164,8 @@ class Brevo(Task):
     def _check_graph(self, parents: dict[str, tuple[str, ...]], at: int) -> None:
         if not 3 <= len(parents) <= self.spec.N:
             raise Malformed(at, f"expected edges between 3 to {self.spec.N} different nodes, got {len(parents)}")
-        children = [parent for group in parents.values() for parent in group]
-        if crowd := [name for name in parents if max(len(parents[name]), children.count(name)) > MAX_DEGREE]:
+        children = Counter(parent for group in parents.values() for parent in group)
+        if crowd := [name for name in parents if max(len(parents[name]), children[name]) > MAX_DEGREE]:
             raise Malformed(at, f"{crowd[0]} has more than {MAX_DEGREE} parents or children")
         try:
             TopologicalSorter(parents).prepare()

@@ -29,7 +29,10 @@ class Reader:
             noise += not match["key"]
             at = match.end()
         at = self.vocab.after(tokens, at, ASK)
-        bound = dict(pairs)
+        values = dict[tuple[int, ...], list[tuple[int, ...]]]()
+        for key, value in pairs:
+            values.setdefault(key, []).append(value)
+        bound = {key: every[-1] for key, every in values.items()}
         n = len(bound) // spec.levels
         if not n or len({value for _, value in pairs}) < len(pairs):
             raise Malformed(at - 1, "expected bindings before it, to different values")
@@ -58,7 +61,7 @@ class Reader:
             start, at, value = match.end("key"), match.end(), chain[-1]
             if not self.hidden and tuple(tokens[start:at]) != value:
                 raise Malformed(start, f"expected {text(value)}, got {text(tokens[start:at])}")
-            before = [old for other, old in pairs if other == key][:-1]
+            before = values[key][:-1]
             where: Slice = {"pairs": n}
             where |= {"hops": len(chain) - 1} if spec.levels > 1 else {}
             where |= {"bound": "again" if before else "once"} if self.some_again else {}

@@ -1,5 +1,6 @@
 """How samples of `dictionary` are drawn: slot by slot."""
 
+from functools import lru_cache
 from itertools import permutations
 from math import perm
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from canonlm.tasks.random import below, two_below
 BOS, FIRST = 0, 1
 
 
+@lru_cache(maxsize=8)
 def rows_of(words: int, lengths: range, first: int) -> tuple[np.ndarray, np.ndarray]:
     """All rows of different tokens, the shorter ones first, and by length where they begin and the last one ends."""
     rows = np.zeros((sum(perm(words, length) for length in lengths), lengths[-1]), np.int32)
