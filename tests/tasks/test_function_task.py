@@ -152,8 +152,32 @@ def test_slices_with_numbers_of_numpy(mine):
         ("", "def own(rng, test): return 'ab'", "mine.py:own: draw: expected names or ids"),
         ("", "def own(rng, test): return ['a', Answer()]", "mine.py:own: draw: expected answers after the first"),
         ("", "def own(rng, test): return ['a', 0.5]", "mine.py:own: draw: expected names or ids"),
+        ("", "def own(rng, test): ...", "mine.py:own: draw: expected tokens with Answers, or an Instance, got None"),
+        ("", "def own(rng, test): return ['a', Answer('a', n=[1])]", "own: draw: expected numbers or texts in a slice"),
+        ("", "def own(rng, test, *, name='a'): ...", "name: expected a setting with another name"),
+        ("", "def own(rng, test, *, difficulty=1): ...", "difficulty: expected a setting with another name"),
+        ("loss_on='answers'", "def own(rng, test): return ['a', Answer('a')]", 'loss_on: expected "answer" or "all"'),
     ],
 )  # fmt: skip
 def test_invalid_arguments(mine, arguments, function, line):
     with refused(f"...{line}..."):
         written(mine, f"vocab=['a'], max_len=9, chance=0, {arguments}", function).sample("train", 0, 0)
+
+
+def test_the_length_of_the_longest_instance_is_an_integer(mine):
+    with refused("max_len: expected an integer from 1 to 2**63 - 1, got 2.5"):
+        written(mine, "vocab=['a'], max_len=lambda s: s.n / 2, chance=0", "def own(rng, test, *, n=5): ...")
+
+
+def test_a_vocabulary_that_can_be_read_once(mine):
+    function = "def own(rng, test): return ['a', Answer('b')]"
+    for task in (written(mine, "vocab=(c for c in 'ab'), max_len=2, chance=0", function), tasks.get("mine.py:own")):
+        assert task.sample("train", 0, 0).tokens.tolist() == [0, 1]
+
+
+def test_a_tuple_is_a_list_in_the_configuration_of_a_run(mine):
+    function = "def own(rng, test, *, pair=(1, 2)): return ['a', Answer('a', n=rng.choice(pair))]"
+    task = written(mine, "vocab=['a'], max_len=2, chance=0", function)
+    assert tasks.get("mine.py:own", pair=[1, 2]).spec == task.spec
+    run = resolve(merge(load_preset("mine.py:own", "tiny").run, {"arch": "llama"}))
+    assert resolve(json.loads(json.dumps(run.model_dump()))) == run

@@ -1,7 +1,7 @@
 """The interface of tasks: `sample` draws, `windows` packs for training, `grade` checks answers, `show` prints."""
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -16,6 +16,7 @@ from canonlm.tasks.random import GRADED, check_count, check_split, stream
 from canonlm.tasks.records import (
     LONGEST_SHOWN,
     Drawn,
+    Instance,
     Malformed,
     Placed,
     Query,
@@ -182,8 +183,10 @@ class Task:
 
     def draw_sample(self, state: int, gamma: int, test: bool, loss_on: str) -> Sample:
         """The checked result of `draw`. ValueError if it does not fit `vocab` or `max_len`."""
-        drawn = as_instance(self.draw(rng_of(state, gamma), test))
         key, names = f"{self.name}: draw", self.vocab.ids
+        if not isinstance(raw := self.draw(rng_of(state, gamma), test), Instance | Iterable):
+            raise expected(key, "tokens with Answers, or an Instance", raw)
+        drawn = as_instance(raw)
         tokens = [names.get(token, -1) if isinstance(token, str) else _id(token) for token in drawn.tokens]
         for token, id in zip(drawn.tokens, tokens, strict=True):
             if not 0 <= id < len(self.vocab):
@@ -194,6 +197,9 @@ class Task:
             if not 0 < query.start < query.stop <= len(tokens) or query.question_start > query.start:
                 raise expected(key, f"answers after the first and within all {len(tokens)} tokens", query)
         queries = tuple(replace(query, slice=plain_slice(query.slice)) for query in drawn.queries)
+        for query in queries:
+            if not all(isinstance(value, int | float | str) for value in query.slice.values()):
+                raise expected(key, "numbers or texts in a slice", query.slice)
         return self._labelled(np.array(tokens, np.int32), drawn.facts, queries, loss_on)
 
     def instances(self, split: str, seed: int, w: int, seq_len: int) -> list[Placed]:
@@ -269,9 +275,9 @@ class Task:
         return self.original_ids
 
     def _loss_on(self, loss_on: str | None) -> str:
-        if loss_on not in (None, "answer", "all"):
-            raise expected("loss_on", '"answer" or "all"', loss_on)
-        return loss_on or self.loss_on
+        if (chosen := self.loss_on if loss_on is None else loss_on) not in ("answer", "all"):
+            raise expected("loss_on", '"answer" or "all"', chosen)
+        return chosen
 
     def __repr__(self) -> str:
         return f"{self.name}({', '.join(f'{key}={_brief(value)}' for key, value in self.spec.model_dump().items())})"

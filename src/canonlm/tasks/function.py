@@ -10,6 +10,7 @@ from pydantic import create_model
 
 from canonlm.core.errors import expected, unknown
 from canonlm.tasks.base import Task
+from canonlm.tasks.random import check_count
 from canonlm.tasks.records import Drawn, Slice, Vocab
 from canonlm.tasks.spec import TaskSpec
 
@@ -46,10 +47,12 @@ def task(
         if name not in choices:
             raise unknown("attribute of a task", name, choices, "attributes")
 
+    names = vocab if callable(vocab) else (*vocab,)  # an iterator has them only once
+
     def decorate(draw: Callable[..., Drawn]) -> "type[FunctionTask]":
         about = " ".join((inspect.getdoc(draw) or "").partition("\n\n")[0].split())
         arguments = _Arguments(
-            draw, _as_function(vocab), _as_function(max_len), _as_function(chance), _as_function(slices)
+            draw, _as_function(names), _as_function(max_len), _as_function(chance), _as_function(slices)
         )
         own = {"Spec": _spec_of(draw), "about": about, "__module__": draw.__module__, "__doc__": draw.__doc__}
         return type(draw.__name__, (FunctionTask,), {**own, **attributes, "_of": arguments, "_markers": (*markers,)})
@@ -76,7 +79,8 @@ class FunctionTask(Task):
 
     def __init__(self, spec: Any = None, **settings: Any) -> None:
         self.spec = spec = self.Spec(**settings) if spec is None else spec
-        self.vocab, self.max_len = Vocab(self._of.vocab(spec), self._markers), self._of.max_len(spec)
+        self.vocab = Vocab(self._of.vocab(spec), self._markers)
+        self.max_len = check_count("max_len", self._of.max_len(spec), min=1)
         self._settings = dict(spec)
         self._slices: list[Slice] | None = None
 

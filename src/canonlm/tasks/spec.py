@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -35,6 +35,20 @@ class TaskSpec(Settings):
     """Base of every `Task.Spec`."""
 
     task: ClassVar[str] = "task"  # set by @register; the first half of the key in an error
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        for key in ("name", "difficulty"):  # of the task, beside its settings in a configuration
+            if key in cls.model_fields:
+                raise expected(key, "a setting with another name", key)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lists_as_tuples(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """YAML has no tuples."""
+        types = {key: field.annotation for key, field in cls.model_fields.items()}
+        tuples = {key for key, kind in types.items() if tuple in (kind, get_origin(kind))}
+        return {k: tuple(value) if k in tuples and isinstance(value, list) else value for k, value in values.items()}
 
     @classmethod
     def _before_keys(cls) -> str:
