@@ -175,8 +175,9 @@ def test_a_vocabulary_that_can_be_read_once(mine):
         assert task.sample("train", 0, 0).tokens.tolist() == [0, 1]
 
 
-def test_a_tuple_is_a_list_in_the_configuration_of_a_run(mine):
-    function = "def own(rng, test, *, pair=(1, 2)): return ['a', Answer('a', n=rng.choice(pair))]"
+@pytest.mark.parametrize("kind", ["", ": tuple[int, int]", ": tuple[int, ...] | None"])
+def test_a_tuple_is_a_list_in_the_configuration_of_a_run(mine, kind):
+    function = f"def own(rng, test, *, pair{kind} = (1, 2)): return ['a', Answer('a', n=rng.choice(pair))]"
     task = written(mine, "vocab=['a'], max_len=2, chance=0", function)
     assert tasks.get("mine.py:own", pair=[1, 2]).spec == task.spec
     run = resolve(merge(load_preset("mine.py:own", "tiny").run, {"arch": "llama"}))

@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Iterable
-from typing import Any, ClassVar, get_origin
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -46,8 +47,7 @@ class TaskSpec(Settings):
     @classmethod
     def _lists_as_tuples(cls, values: dict[str, Any]) -> dict[str, Any]:
         """YAML has no tuples."""
-        types = {key: field.annotation for key, field in cls.model_fields.items()}
-        tuples = {key for key, kind in types.items() if tuple in (kind, get_origin(kind))}
+        tuples = {key for key, field in cls.model_fields.items() if _is_tuple(field.annotation)}
         return {k: tuple(value) if k in tuples and isinstance(value, list) else value for k, value in values.items()}
 
     @classmethod
@@ -89,6 +89,12 @@ class LengthSpec(TaskSpec):
     def lengths(self) -> list[int]:
         """The test lengths. ValueError if they are not possible."""
         return self.sizes("test_lengths", self.N, range(1, MAX_LENGTH + 1))
+
+
+def _is_tuple(annotation: Any) -> bool:
+    """Whether it is a tuple, or a tuple or None."""
+    options = {*get_args(annotation)} - {NoneType} if get_origin(annotation) in (UnionType, Union) else {annotation}
+    return all(tuple in (option, get_origin(option)) for option in options)
 
 
 def _number(size: int | str, trained: int, possible: range) -> int:
