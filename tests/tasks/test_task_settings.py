@@ -1,7 +1,11 @@
 """Bad settings of every task: one line that names the setting, what was expected and what was there."""
 
+import json
+
 import pytest
 from refusals import refused, task_of
+
+from canonlm import tasks
 
 MISTAKES = {  # of a task and its settings: the message after the task's name
     "arithmetic modulus=1": "modulus: expected an integer >= 2 and <= 20, got 1",
@@ -122,3 +126,10 @@ MISTAKES = {  # of a task and its settings: the message after the task's name
 def test_bad_settings(label):
     with refused(f"{label.split()[0]}.{MISTAKES[label]}"):
         task_of(label)
+
+
+@pytest.mark.parametrize("name", tasks.names())
+def test_defaults_are_what_a_saved_run_reads_back(name):
+    """The names of runs contain a hash of their settings as JSON, where 0 is not 0.0."""
+    defaults = tasks.get(name).spec
+    assert repr(type(defaults)(**json.loads(json.dumps(defaults.model_dump())))) == repr(defaults)

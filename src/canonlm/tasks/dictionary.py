@@ -31,7 +31,7 @@ class Dictionary(LengthTask):
         N: int = Field(64, ge=2, le=MAX_SLOTS)  # training: n = N slots
         keys: int = Field(8, ge=1, le=2**20)
         values: int = Field(8, ge=1, le=2**20)
-        noise: float = Field(0, ge=0, le=0.95)  # the probability of noise in a slot
+        noise: float = Field(0.0, ge=0, le=0.95)  # the probability of noise in a slot
         noise_words: int = Field(16, ge=1, le=2**10)
         key_length: int = Field(
             1, ge=1, le=8

@@ -20,13 +20,13 @@ class RecallSpec(TaskSpec):
     test_pairs: Sizes = None  # test: n uniform on these; None: 4, 8, 16, … and `pairs`
     keys: Words = 64
     values: Words = 64
-    noise: float = Field(0, ge=0, le=0.95)  # the share of the context's slots that are noise
+    noise: float = Field(0.0, ge=0, le=0.95)  # the share of the context's slots that are noise
     noise_words: int = Field(16, ge=1, le=2**16)  # two are one draw below 2**32
     space: int = Field(1, ge=1, le=64)  # slots for each question; those without one are filler
     gaps: float | None = Field(None, gt=0, le=1)  # slot i has probability ∝ i^(gaps-1); None: all alike
     filler: Literal["noise", "words"] = "noise"  # or any word except the keys of the sample
     answers: Literal["shown", "hidden"] = "shown"  # hidden: filler stands in place of the answer
-    updates: Fraction = 0  # the share of keys that are bound again, after all others: the newest value counts
+    updates: Fraction = 0.0  # the share of keys that are bound again, after all others: the newest value counts
     key_length: int = Field(1, ge=1, le=8)  # tokens of a key: uniform on 1..key_length
     value_length: int = Field(1, ge=1, le=8)
     grid: bool = False  # keys are all pairs of √n first and √n second words: neither is enough
