@@ -175,3 +175,15 @@ def test_hidden_answers_have_no_loss_on_all(difficulty):
     parts = [task.sample("train", 5, 0, j) for j in range(int(row.doc_ids[0].max()) + 1)]
     for rows, each in ((row.input_ids, [p.tokens for p in parts]), (row.labels, [p.labels for p in parts])):
         assert rows[0].tolist() == np.concatenate(each)[:500].tolist()
+
+
+def test_filler_is_any_word_but_the_keys_of_the_sample():
+    task = tasks.get("recall", train_pairs=3, pairs=3, keys=4, values=8, space=8, filler="words")
+    shown = Counter()
+    for index in range(1000):
+        names = [task.vocab.name(token) for token in task.sample("train", 0, index).tokens]
+        keys, rest = {*names[1:7:2]}, names[names.index("ask") + 1 :]
+        shown.update("other key" if name not in keys else "key" for name in rest if name[0] == "k")
+    words = 1000 * 2 * (24 - 3)  # of the slots without a question; one of nine is the fourth key
+    assert shown["key"] == 1000 * 3
+    assert abs(shown["other key"] - words / 9) < 5 * (words * 8 / 81) ** 0.5

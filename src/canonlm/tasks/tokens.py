@@ -102,6 +102,8 @@ def draw_names(state, gamma, n, cells, seen, stamp, names):
             names[count] = name
             count += seen[name] != now
             seen[name] = now
+    if count > n:
+        seen[names[n]] = 0
     # Likely (short) names tend to be drawn first.
     return shuffle(state, gamma, names, n, n)
 
