@@ -140,6 +140,8 @@ def test_resolving_does_not_change_the_table():
         ("llama+canon:k0", '+canon: expected a kernel from :k1 to :k64, got "ABCD:k0"'),
         ("llama+canon:k3:k3", "+canon: expected one kernel, not also :k3"),
         ("llama+rope=0.5:nores", "+rope: expected a share from 0 to 1 of each head"),
+        ("gla5{num_heads=2}-conv", "arch: expected +, . or one pair of braces after gla5, and -conv before them, got"),
+        ("gla5-conv{num_heads=2", "arch: expected +, . or one pair of braces after gla5-conv, and -conv before them"),
         ("gla5{num_head=2}", 'unknown setting of gla5 "num_head". Did you mean "num_heads"?'),
         ("llama{hidden_size=2}", 'unknown setting of llama "hidden_size".'),
         ("llama{rope_theta}", 'arch: expected fields such as {num_heads=4,num_key_value_heads=2}, got "rope_theta"'),

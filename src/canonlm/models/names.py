@@ -276,6 +276,8 @@ def _split(arch: str) -> tuple[list[Base], list[str]]:
                 what = "the name of an architecture. `canonlm train RECIPE model.weights=FOLDER` trains a saved model "
                 raise expected("arch", f"{what}further, and `canonlm eval FOLDER` evaluates it", arch)
             without = [f"{name}-conv" for name, (_, about) in known.items() if about.short_conv]
+            if unknown_name in (*known, *without):
+                raise expected("arch", f"+, . or one pair of braces after {unknown_name}, and -conv before them", arch)
             meant = [f"hf:{unknown_name}"] if unknown_name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES else []
             raise unknown("architecture", unknown_name, [*known, *without], meant=meant)
         mixer, about = known[match[1]]
