@@ -149,7 +149,7 @@ def test_a_guess_among_the_values_left_scores_chance():
             sample = task.sample("test", 0, index)
             answers = [int(sample.labels[query.start]) for query in sample.queries]
             for i, answer in enumerate(answers):
-                right.append(rng.choice(answers[i * (not task.hidden) :]) == answer)
+                right.append(rng.choice(answers[i * (not task.spec.hidden) :]) == answer)
         assert np.mean(right) == pytest.approx(task.chance({"pairs": 5}), abs=0.02)
 
 
@@ -168,7 +168,7 @@ def test_chance_by_binding_is_over_the_sizes_that_have_such_bindings():
 @pytest.mark.parametrize("difficulty", Recall.difficulties)
 def test_hidden_answers_have_no_loss_on_all(difficulty):
     task = tasks.get("recall", difficulty=difficulty)
-    if task.hidden:
+    if task.spec.hidden:
         with pytest.raises(ValueError, match=r'^loss_on: expected "answer" with recall\.answers=hidden, got "all"$'):
             task.windows("train", 0, 0, 1, seq_len=9, loss_on="all")
     row = task.windows("train", 5, 0, 1, seq_len=500)

@@ -13,7 +13,7 @@ from canonlm.cli.options import Device, Dtype, Model, Step, Tokenizer, TrustMode
 from canonlm.cli.status import Count, load_torch
 from canonlm.core.errors import expected, writing
 from canonlm.core.files import append, make_folder, write_text
-from canonlm.core.untrusted import HALF, is_unicode, parse_json
+from canonlm.core.untrusted import SURROGATE, is_unicode, parse_json
 from canonlm.suites.reading import text_of
 
 PROMPT = typer.Argument(
@@ -81,7 +81,7 @@ def generate(
         raise expected("--stop", "some text", "")
     for name, text in [("PROMPT", prompt or ""), *(("--stop", each) for each in stop or [])]:
         if not is_unicode(text):
-            raise expected(name, HALF, text)
+            raise expected(name, f"text without {SURROGATE}", text)
     if temperature == 0 and (top_k, top_p) != (None, None):
         raise ValueError(f"{'--top-k' if top_k is not None else '--top-p'} only works with a --temperature above 0")
     rows = [] if prompts is None else _read(prompts)
@@ -178,7 +178,7 @@ def _read(file: Path) -> list[dict[str, Any]]:
             if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
                 raise expected("--prompts", '{"prompt": "…"} in every line', f"{file}, line {number}")
             if not is_unicode(json.dumps(row, ensure_ascii=False)):
-                raise expected("--prompts", HALF, f"{file}, line {number}")
+                raise expected("--prompts", f"text without {SURROGATE}", f"{file}, line {number}")
         rows.append(row)
     if not rows:
         raise expected("--prompts", "a file with at least one prompt", str(file))

@@ -27,8 +27,8 @@ MAX_DEPTH = 100
 MAX_DIGITS = 300
 """Max digits of an integer: a longer one is not a finite float."""
 
-HALF = "text without half of a surrogate pair, which is not a Unicode character"
-"""The text that errors expect where one is not `is_unicode`."""
+SURROGATE = "half of a surrogate pair, which is not a Unicode character"
+"""In errors: the part of a text that is not `is_unicode`."""
 
 
 def open_regular(path: Path) -> BufferedReader:

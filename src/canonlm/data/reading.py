@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from canonlm.core.errors import brief, expected, unknown
 from canonlm.core.extras import needed
-from canonlm.core.untrusted import open_regular
+from canonlm.core.untrusted import SURROGATE, open_regular
 from canonlm.data.parquet_guard import check_pages, check_texts
 
 COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
@@ -276,7 +276,7 @@ def _fault(line: bytes, key: str) -> str:
         return "an empty line" if not decoded.strip() else f"not JSON ({error})"
     if not isinstance(value, dict):
         return f"not a JSON object but {_kind_of_value(value)}"
-    return _without_text(value, key) or "half of a surrogate pair, which is not a Unicode character"
+    return _without_text(value, key) or SURROGATE
 
 
 def _without_text(value: Mapping[str, object], key: str) -> str:

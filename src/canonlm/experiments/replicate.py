@@ -43,7 +43,7 @@ def chosen(
     claims = {number for experiment in with_scale for number, claim in experiment.claims.items() if scale in claim.at}
     for part in only:
         if part not in settings | claims:
-            raise unknown("setting or claim", part, settings | claims)
+            raise unknown("setting or claim", part, settings | claims, "settings and claims")
     for experiment in with_scale:
         grid.check_scores(experiment, scale)
         if experiment.figure is not None:

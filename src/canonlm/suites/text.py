@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
 from canonlm.core.errors import expected
-from canonlm.core.untrusted import HALF, is_unicode, parse_json, read_bytes
+from canonlm.core.untrusted import SURROGATE, is_unicode, parse_json, read_bytes
 from canonlm.core.user_folders import expanded
 from canonlm.models.build import wrap
 from canonlm.runs.answers import Row
@@ -66,7 +66,7 @@ def _text(place: str, line: bytes, settings: TextSettings, suffix: str) -> str:
     if not isinstance(text, str) or not text:
         raise ValueError(f"{place}: expected an object with a text that is not empty")
     if not is_unicode(text):
-        raise expected(place, HALF, text)
+        raise expected(place, f"text without {SURROGATE}", text)
     return text
 
 

@@ -41,7 +41,7 @@ class Recall(Task):
     }
 
     def __init__(self, spec: RecallSpec) -> None:
-        self.spec, self.hidden = spec, spec.answers == "hidden"
+        self.spec = spec
         keys = [f"k{i}" for i in range(1, spec.keys + 1)]
         seconds = [f"q{i}" for i in range(1, spec.keys + 1)] if spec.grid else []
         values, noise = (
@@ -50,18 +50,17 @@ class Recall(Task):
         self.vocab = Vocab(["bos", "ask", *keys, *seconds, *values, *noise], ["bos", "ask"])
         self.words = len(keys + seconds + values)
         self.test_pairs = spec.test_sizes()
-        self.some_again = any(map(spec.rebound, self.test_pairs))
         n, key = max(spec.pairs, *self.test_pairs), 2 if spec.grid else spec.key_length
         bindings, filler = n * spec.levels + spec.rebound(n), n * (spec.space - 1)
         self.max_len = 2 + (bindings + n) * (key + spec.value_length) + 2 * (spec.noise_slots(n) + filler)
-        self.reader = Reader(spec, self.vocab, self.some_again)
+        self.reader = Reader(spec, self.vocab)
 
     def slices(self) -> list[Slice]:
         spec = self.spec
         some_once = any(spec.rebound(n) < n for n in self.test_pairs)
         slices: list[Slice] = [{"pairs": n} for n in self.test_pairs]
         slices += [{"hops": hops} for hops in range(1, spec.levels + 1) if spec.levels > 1]
-        bound = ["once"] * some_once + ["again"] if self.some_again else []
+        bound = ["once"] * some_once + ["again"] if spec.some_again else []
         slices += [{"bound": each} for each in bound]
         return slices
 
@@ -72,7 +71,7 @@ class Recall(Task):
         questions = (
             again if bound == "again" else [n - a * (bound == "once") for n, a in zip(sizes, again, strict=True)]
         )
-        of_size = [1 / n if self.hidden else sum(1 / left for left in range(1, n + 1)) / n for n in sizes]
+        of_size = [1 / n if self.spec.hidden else sum(1 / left for left in range(1, n + 1)) / n for n in sizes]
         return float(np.average(of_size, weights=questions))
 
     def explain(self, sample: Sample, query: Query) -> str:
@@ -88,7 +87,7 @@ class Recall(Task):
         values = tables_of_names(spec.values, spec.value_length, FIRST + self.words - spec.values)
         again, noise = (np.array([*map(count, sizes)]) for count in (spec.rebound, spec.noise_slots))
         return loop, Tables(
-            np.array(sizes), again, noise, weights / weights[:, -1:], spec.space, spec.levels, spec.grid, self.hidden,
+            np.array(sizes), again, noise, weights / weights[:, -1:], spec.space, spec.levels, spec.grid, spec.hidden,
             spec.filler == "words", self.words, spec.noise_words, keys, values,
         )  # fmt: skip
 
@@ -96,7 +95,7 @@ class Recall(Task):
         return self.reader.read(tokens)
 
     def _loss_on(self, loss_on: str | None) -> str:
-        if self.hidden and loss_on == "all":  # targets are not the next tokens
+        if self.spec.hidden and loss_on == "all":  # targets are not the next tokens
             raise expected("loss_on", '"answer" with recall.answers=hidden', loss_on)
         return super()._loss_on(loss_on)
 

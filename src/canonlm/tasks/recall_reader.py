@@ -8,14 +8,12 @@ from canonlm.tasks.records import Malformed, Query, Slice, Vocab
 
 
 class Reader:
-    """some_again: whether slices tell keys that are bound again from the others."""
-
-    def __init__(self, spec: RecallSpec, vocab: Vocab, some_again: bool) -> None:
-        self.spec, self.vocab, self.some_again, self.hidden = spec, vocab, some_again, spec.answers == "hidden"
+    def __init__(self, spec: RecallSpec, vocab: Vocab) -> None:
+        self.spec, self.vocab, self.some_again = spec, vocab, spec.some_again
         of_key, of_value = "kq" if spec.grid else f"k{{1,{spec.key_length}}}", f"v{{1,{spec.value_length}}}"
         self.slot = re.compile(f"(?P<key>{of_key})({'[kv]' if spec.levels > 1 else of_value})|nn")
         self.filler = "[kv]" if spec.filler == "words" else "n"
-        self.question = re.compile(f"(?P<key>{of_key})({self.filler if self.hidden else of_value})")
+        self.question = re.compile(f"(?P<key>{of_key})({self.filler if spec.hidden else of_value})")
 
     def read(self, tokens: list[int]) -> tuple[dict, tuple[Query, ...]]:
         spec, text = self.spec, self.vocab.text
@@ -59,7 +57,7 @@ class Reader:
                     raise Malformed(at, f"expected a key that leads to a value by {spec.levels} bindings or fewer")
                 chain.append(bound[chain[-1]])
             start, at, value = match.end("key"), match.end(), chain[-1]
-            if not self.hidden and tuple(tokens[start:at]) != value:
+            if not spec.hidden and tuple(tokens[start:at]) != value:
                 raise Malformed(start, f"expected {text(value)}, got {text(tokens[start:at])}")
             before = values[key][:-1]
             where: Slice = {"pairs": n}

@@ -32,6 +32,15 @@ class RecallSpec(TaskSpec):
     grid: bool = False  # keys are all pairs of √n first and √n second words: neither is enough
     levels: int = Field(1, ge=1, le=16)  # the value of a key is the next key, and only the last one is asked for
 
+    @property
+    def hidden(self) -> bool:
+        return self.answers == "hidden"
+
+    @property
+    def some_again(self) -> bool:
+        """Whether slices of the test tell keys that are bound again from the others."""
+        return any(map(self.rebound, self.test_sizes()))
+
     def rebound(self, n: int) -> int:
         """How many of n keys are bound again."""
         return int(round(n * self.updates, 9))  # 29 of 100 with 0.29, where the product is 28.999…

@@ -11,7 +11,7 @@ from typing import Any
 
 from canonlm.core.errors import expected
 from canonlm.core.extras import needed
-from canonlm.core.untrusted import HALF, is_unicode, open_regular, parse_json
+from canonlm.core.untrusted import SURROGATE, is_unicode, open_regular, parse_json
 from canonlm.core.user_folders import expanded
 from canonlm.data.parquet_guard import MAX_GROWTH, MAX_PAGE, check_pages, check_texts
 from canonlm.suites.babilong.world import Story
@@ -38,7 +38,7 @@ def read(facts: str, task: str, config: str, padded: bool) -> list[Story]:
             if not isinstance(text, str) or not text.strip():
                 raise expected("facts", f"a text as {key} in {where}", text)
             if not is_unicode(text):
-                raise expected("facts", f"{HALF}, as {key} in {where}", text)
+                raise expected("facts", f"text without {SURROGATE}, as {key} in {where}", text)
         text, question, answer = (str(text).strip() for text in texts.values())
         sentences = (text,) if padded else tuple(re.split(r"(?<=[.!?])\s+", text))
         stories.append(Story(sentences, " ".join(question.split()), answer))
