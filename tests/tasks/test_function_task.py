@@ -126,6 +126,13 @@ def test_invalid_vocabulary_or_chance(mine, arguments, line):
         task_info.written(written(mine, f"max_len=2, {arguments}", "def own(rng, test): return ['a', Answer('a')]"))
 
 
+@pytest.mark.parametrize("slices", ["{'n': 1}", "['n']", "{'n': 'ab'}"])
+def test_slices_without_lists(mine, slices):
+    with refused("mine.py:own: slices: expected a list of values for each name, got ..."):
+        function = "def own(rng, test): return ['a', Answer('a', n=1)]"
+        written(mine, f"vocab=['a'], max_len=2, chance=0, slices={slices}", function).slices()
+
+
 def test_slices_with_numbers_of_numpy(mine):
     task = written(
         mine,
@@ -152,6 +159,7 @@ def test_slices_with_numbers_of_numpy(mine):
         ("", "def own(rng, test): return 'ab'", "mine.py:own: draw: expected names or ids"),
         ("", "def own(rng, test): return ['a', Answer()]", "mine.py:own: draw: expected answers after the first"),
         ("", "def own(rng, test): return ['a', 0.5]", "mine.py:own: draw: expected names or ids"),
+        ("", "def own(rng, test): return [True, Answer('a')]", "mine.py:own: draw: expected names or ids"),
         ("", "def own(rng, test): ...", "mine.py:own: draw: expected tokens with Answers, or an Instance, got None"),
         ("", "def own(rng, test): return ['a', Answer('a', n=[1])]", "own: draw: expected numbers or texts in a slice"),
         ("", "def own(rng, test, *, name='a'): ...", "name: expected a setting with another name"),
@@ -182,3 +190,13 @@ def test_a_tuple_is_a_list_in_the_configuration_of_a_run(mine, kind):
     assert tasks.get("mine.py:own", pair=[1, 2]).spec == task.spec
     run = resolve(merge(load_preset("mine.py:own", "tiny").run, {"arch": "llama"}))
     assert resolve(json.loads(json.dumps(run.model_dump()))) == run
+
+
+def test_a_default_has_its_settings_type(mine):
+    """It is hashed as the one that a saved run has."""
+    task = written(
+        mine,
+        "vocab=['a'], max_len=2, chance=0",
+        "def own(rng, test, *, noise: float = 0): return ['a', Answer('a')]",
+    )
+    assert repr(task) == repr(tasks.get("mine.py:own", noise=0.0)) == "mine.py:own(noise=0.0)"

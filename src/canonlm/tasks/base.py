@@ -289,8 +289,8 @@ def _brief(value: Any) -> str:
 
 
 def _id(token: object) -> int:
-    """The token as an int; -1 if it is not an integer."""
-    return operator.index(token) if isinstance(token, int | np.integer) else -1
+    """The token as an int; -1 if it is not an integer, or a bool."""
+    return operator.index(token) if isinstance(token, int | np.integer) and not isinstance(token, bool) else -1
 
 
 def _ids(tokens: Any) -> np.ndarray:

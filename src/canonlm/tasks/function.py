@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, ClassVar, get_type_hints
 
+import numpy as np
 from pydantic import create_model
 
 from canonlm.core.errors import expected, unknown
@@ -90,9 +91,12 @@ class FunctionTask(Task):
     def slices(self) -> list[Slice]:
         if self._slices is None:
             named = self._of.slices(self.spec)
-            self._slices = (
-                self._slices_of_samples() if named is None else [{key: v} for key in named for v in named[key]]
-            )
+            if named is None:
+                self._slices = self._slices_of_samples()
+            elif isinstance(named, Mapping) and all(np.ndim(values) == 1 for values in named.values()):
+                self._slices = [{key: v} for key in named for v in named[key]]
+            else:
+                raise expected(f"{self.name}: slices", "a list of values for each name", named)
         return [*self._slices]
 
     def chance(self, slice: Slice) -> float:

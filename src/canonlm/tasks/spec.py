@@ -18,7 +18,7 @@ Sizes = list[int | str] | None
 class Settings(BaseModel):
     """Strict (no "3" for 3) and frozen. Unknown keys and wrong values raise a one-line ValueError."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True)
 
     def __init__(self, **values: Any) -> None:
         try:
