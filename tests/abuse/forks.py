@@ -30,9 +30,11 @@ FILE_SIZE = 2**30
 MARK = "CANONLM_ABUSE"
 
 SOURCE = Path(canonlm.__file__).parent
+PYTHONS = (sys.prefix, sys.base_prefix, sysconfig.get_path("purelib"), SOURCE)  # .venv may be a link
 READABLE = tuple(
     sorted(
-        {f"{place}/" for place in (sys.prefix, sys.base_prefix, sysconfig.get_path("purelib"), SOURCE)}
+        {f"{place}/" for place in PYTHONS}
+        | {f"{os.path.realpath(place)}/" for place in PYTHONS}
         | {f"{Path(__file__).parent}/", "/proc/", "/sys/", "/usr/", "/lib/", "/dev/null", "/dev/urandom"}
         | {"/dev/shm/torch_", "/etc/localtime", "/etc/mime.types", "/etc/os-release", "/etc/apache", "/etc/httpd"}
     )
