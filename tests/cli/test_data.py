@@ -449,6 +449,15 @@ def test_answers_of_tokens_that_do_not_exist_are_wrong(depo, workdir, capsys):
     assert "got '<nonsense>" in printed
 
 
+def test_null_is_a_wrong_answer(depo, workdir, capsys):
+    write_lines(workdir / "a", [{"index": 0, "answers": None}, {"index": 1, "answers": [None] * 4}])
+    assert main([*VERIFY, "a"]) == 0
+    printed = capsys.readouterr().out
+    assert "not graded" not in printed
+    counts = table(printed).values()
+    assert (sum(right for right, _ in counts), sum(total for _, total in counts)) == (0, 8)
+
+
 def test_numbers_in_ranges():
     assert numbers([2, 5, 6, 7, 90, 92, 93]) == "2, 5-7, 90, 92-93"
 

@@ -4,9 +4,9 @@
     {"index": 1, "answers": ["w3 w7.", "w9."]}      the same in the tokens' names
     {"index": 2, "answers": [17, 4]}                for a sample with only one answer; "w3 w7." works, too
 
-null stands for no answer, which is a wrong one. The column `answers` of a dump has the positions of answers; questions
-that share an answer (the first item, the whole list) may also have one each. A line that cannot be parsed is counted
-and listed; it is neither right nor wrong.
+null stands for no answer, or for none at all, which is wrong. The column `answers` of a dump has the positions of
+answers; questions that share an answer (the first item, the whole list) may also have one each. A line that cannot be
+parsed is counted and listed; it is neither right nor wrong.
 """
 
 import json
@@ -77,7 +77,7 @@ def grade_file(
             if index in graded:
                 raise _BadLine("a repeated index")
             sample = task.sample(split, seed, index)
-            verdicts = task.grade(sample, _answers(task, sample, entry.get("answers")))
+            verdicts = task.grade(sample, _answers(task, sample, entry["answers"]))
         except _BadLine as error:
             result.refused.setdefault(str(error), []).append(number)
             continue
@@ -147,8 +147,9 @@ def _index(entry: Any, n: int) -> int:
         raise entry
     if not isinstance(entry, dict):
         raise _BadLine("not an object with index and answers")
-    if "index" not in entry:
-        raise _BadLine("no index")
+    for key in ("index", "answers"):
+        if key not in entry:
+            raise _BadLine(f"no {key}")
     index = entry["index"]
     if not isinstance(index, int) or isinstance(index, bool):
         raise _BadLine("an index that is not an integer")
@@ -160,7 +161,7 @@ def _index(entry: Any, n: int) -> int:
 def _answers(task: Task, sample: Sample, entry: Any) -> list[list[Any]]:
     """One list of tokens per query."""
     if entry is None:
-        raise _BadLine("no answers")
+        return [[] for _ in sample.queries]
     if isinstance(entry, str) or (isinstance(entry, list) and any(isinstance(part, int) for part in entry)):
         entry = [entry]
     if not isinstance(entry, list):
