@@ -312,9 +312,9 @@ class sent_by(TorchDispatchMode):
         return self.sizes[name]
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.namespace == "c10d":
+        if func.namespace in ("c10d", "_c10d_functional"):
             sides = [sum(x.numel() for x in side if isinstance(x, torch.Tensor)) for side in map(tensors_of, args[:2])]
-            self.sizes[func._schema.name.removeprefix("c10d::")].append(max(sides))
+            self.sizes[func._schema.name.partition("::")[2]].append(max(sides))
         return func(*args, **(kwargs or {}))
 
 
@@ -351,10 +351,17 @@ def repeats(world, **layout):
 
 
 def recomputes(world, mode, **layout):
+    """Selective checkpointing sends nothing twice; full checkpointing repeats the messages of tensor and context
+    parallelism."""
     ours = Trained(FAMILIES["llama"], run_config(activation_checkpointing=mode, **layout), world, torch.float64)
     plain = Trained(FAMILIES["llama"], run_config(**layout), world, torch.float64)
-    assert ours.gradients(0) == plain.gradients(0)
+    losses = []
+    again, once = (sent_by(lambda run=run: losses.append(run.gradients(0))) for run in (ours, plain))
+    assert losses[0] == losses[1]
     close(ours.whole_gradients(), plain.whole_gradients(), 1e-12)
+    messages = [sum(len(sent[name]) for name in ("all_reduce", "all_to_all_single")) for sent in (again, once)]
+    assert (messages[0] > messages[1]) == (mode == "full" and world.tp * world.cp > 1)
+    assert messages[0] >= messages[1]
 
 
 def computes_in_bf16(world, family, **layout):

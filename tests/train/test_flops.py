@@ -304,13 +304,18 @@ def test_attention_residuals_keep_two_outputs_of_a_block():
 def test_the_compiler_saves_less():
     config = config_of("llama+canon", hidden_size=128, num_hidden_layers=1)
     eager = run_of(256, "cpu")
+    compiled = eager.model_copy(update={"train": eager.train.model_copy(update={"compile": True})})
+    parallel = [compiled.parallel.model_copy(update={"activation_checkpointing": share}) for share in (0.9, 0.5)]
     kept = []
-    for run in (eager, eager.model_copy(update={"train": eager.train.model_copy(update={"compile": True})})):
+    for run in (eager, compiled, *(compiled.model_copy(update={"parallel": layout}) for layout in parallel)):
         device = memory.Device(model_of(config), run, devices=2)
         device.memory(1)
-        [(estimate, _)] = device.kept.values()
-        kept.append(estimate)
-    assert 0.5 * kept[0] < kept[1] < 0.95 * kept[0]
+        kept += device.kept.values()
+    (by_eager, _), (by_compiler, _), *shares = kept
+    assert 0.5 * by_eager < by_compiler < 0.95 * by_eager
+    assert 0.5 * by_compiler < shares[0][0] <= 0.9 * by_compiler
+    assert 0 < shares[1][0] <= 0.5 * by_compiler
+    assert {everything for _, everything in shares} == {by_compiler}
 
 
 def test_memory_of_a_layout_by_hand():

@@ -21,6 +21,21 @@ def test_two_runs_are_identical(tiny, reference, tmp_path, workers):
     tiny.same(tmp_path, reference)
 
 
+def test_a_deterministic_run_has_the_same_numbers_and_leaves_no_setting_behind(tiny, reference, tmp_path):
+    during = []
+    train(
+        tiny(train={"deterministic": True}),
+        tmp_path,
+        on_row=lambda row: during.append(torch.are_deterministic_algorithms_enabled()),
+    )
+    tiny.same(tmp_path, reference)
+    assert during
+    assert all(during)
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    train(tiny(), tmp_path)  # the same run
+
+
 def test_rows_and_result_of_a_run(tiny, reference):
     losses = [row["loss"] for row in tiny.rows(reference) if row["kind"] == "train"]
     assert losses[-1] < losses[0]

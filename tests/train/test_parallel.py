@@ -15,6 +15,7 @@ from canonlm import CanonLMConfig, CanonLMForCausalLM
 from canonlm.models import tensor_parallel
 from canonlm.models.decoder import Decoder
 from canonlm.models.mixers import MIXERS
+from canonlm.train.machine import deterministic
 from canonlm.train.mesh import check_layout, world_of
 from canonlm.train.sharding import parallelize
 
@@ -169,6 +170,34 @@ def test_blocks_that_all_differ_are_all_compiled(monkeypatch):
     with torch._dynamo.config.patch(recompile_limit=8):
         Trained(fields, run_config({"compile": True}), ALONE).gradients(0)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 10
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_mixer_has_deterministic_operators(family):
+    with deterministic(True):
+        Trained(FAMILIES[family], run_config(), ALONE).gradients(0)
+
+
+@pytest.mark.slow
+def test_the_compiler_keeps_a_share_of_activations(monkeypatch):
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager_decomp_partition"))
+    saved, gradients = [], []
+    for mode in ("none", 0.3, "none"):
+        torch._dynamo.reset()
+        config = run_config({"compile": True}, activation_checkpointing=mode)
+        run = Trained(FAMILIES["llama"], config, ALONE, torch.float64)
+        kept = {}
+
+        def pack(x, kept=kept):
+            kept[x.untyped_storage()._cdata] = x
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            run.gradients(0)
+        saved.append(sum(x.untyped_storage().nbytes() for x in kept.values()))
+        gradients.append(run.whole_gradients())
+    assert saved[1] < 0.8 * saved[0] == 0.8 * saved[2]
+    close(gradients[1], gradients[0], 1e-12)
 
 
 @pytest.mark.slow

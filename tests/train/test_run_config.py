@@ -148,6 +148,11 @@ def test_windows_suit_the_task(tiny):
     [
         (["task=null"], "expected either task (a playground task) or text (token shards), got neither"),
         (["model.vocab_size=9"], "model.vocab_size: expected no value, as copying has its own vocabulary, got 9"),
+        *(([f"parallel.activation_checkpointing={value}"], "parallel.activation_checkpointing: expected none, "
+           f"selective, full or a number > 0 and < 1, the share to keep, got {shown}")
+          for value, shown in (("half", '"half"'), ("1", "1"), ("true", "True"), ("[full]", "['full']"))),
+        (["parallel.activation_checkpointing=0.5"], "parallel.activation_checkpointing: expected none, selective or "
+         "full; a share of what is kept needs train.compile=true, got 0.5"),
         (["data.loss_on=null"], "data.loss_on: expected 'answer' or 'all', got None"),
         *(([f"profile={value}"], 'profile: expected start:stop with 1 <= start < stop, such as "10:13" for steps '
            f"10, 11, 12, got {shown}") for value, shown in (("10", "10"), ("5:5", '"5:5"'))),

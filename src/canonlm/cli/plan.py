@@ -167,7 +167,9 @@ def _show(name: str, run: "later.config.RunConfig", gpus: int, machines: Machine
     layout += [f"in {parallel.dp_replicate} copies"] * (parallel.dp_replicate > 1)
     layout += [f"layers over {parallel.tp}"] * (parallel.tp > 1)
     layout += [f"windows over {parallel.cp}"] * (parallel.cp > 1)
-    layout += [f"{parallel.activation_checkpointing} recomputation"] * (parallel.activation_checkpointing != "none")
+    if isinstance(kept := parallel.activation_checkpointing, float):
+        layout += [f"{kept:.0%} of activations kept"]
+    layout += [f"{kept} recomputation"] * (kept in ("selective", "full"))
     times = f", {planned.accumulation:,} times" if planned.accumulation > 1 else ""
     steps = f"{train.steps:,} steps of {train.batch_size:,} windows of {run.data.seq_len:,}"
     rows = {

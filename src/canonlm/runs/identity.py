@@ -18,7 +18,7 @@ Difference = tuple[str, Any, Any]
 
 NOT_IN_IDENTITY = (
     *("parallel", "profile", "track", "on_checkpoint", "data.workers", "data.verify"),
-    *("train.log_every", "train.checkpoint_every", "train.keep_checkpoints", "train.keep_every"),
+    *("train.deterministic", "train.log_every", "train.checkpoint_every", "train.keep_checkpoints", "train.keep_every"),
 )
 """Settings that may differ when a run is continued: they decide where and how the work is done, not its result."""
 

@@ -160,6 +160,7 @@ class Train(Settings):
     freeze: list[str] = []  # parameters that do not train, by name: ["*", "!*canon*"] trains only what has canon in it
     precision: Literal["fp32", "bf16"] = "fp32"  # bf16: autocast; the weights stay in fp32
     compile: bool = False
+    deterministic: bool = False  # the same bits in every run on the same devices, by operators that may be slower
     device: str = "auto"  # auto: cuda if available, else cpu
     num_threads: Annotated[int, Field(gt=0, le=65_536)] | None = (
         None  # CPU threads; sums, and so results, depend on their number. None: torch's choice
@@ -188,10 +189,19 @@ class Parallel(Settings):
     cp: Size = 1  # context parallel: the number of devices that share every window, each with a part of its tokens
     dp_replicate: Size = 1  # copies of the model; each is sharded over the remaining devices
     micro_batch_size: Size | None = None  # windows that a device processes at once; None: its share of the batch
-    activation_checkpointing: Literal["none", "selective", "full"] = "none"
+    # A number: the share of a block's activations to keep at most; the compiler chooses which (train.compile).
+    activation_checkpointing: Literal["none", "selective", "full"] | float = "none"
     float8: bool = False  # linear layers in float8, by torchao, on GPUs that support it
     start_timeout: Seconds = 300.0  # for all processes to join the run; it ends, and names those that have not
     timeout: Seconds = 100.0  # without a heartbeat of a process: the run ends, and names it
+
+    @field_validator("activation_checkpointing", mode="before")
+    @classmethod
+    def _mode_or_share(cls, kept: Any) -> Any:
+        if kept in ("none", "selective", "full") or (isinstance(kept, float) and 0 < kept < 1):
+            return kept
+        what = "none, selective, full or a number > 0 and < 1, the share to keep"
+        raise expected("parallel.activation_checkpointing", what, kept)
 
 
 class RunConfig(Settings):
@@ -272,6 +282,14 @@ class RunConfig(Settings):
         if max_steps is not None and train.steps > max_steps:
             what = f"at most {max_steps}, the whole training stream of {self.built_task}"
             raise expected("train.steps", what, train.steps)
+        return self
+
+    @model_validator(mode="after")
+    def _a_compiler_chooses_activations(self) -> "RunConfig":
+        kept = self.parallel.activation_checkpointing
+        if isinstance(kept, float) and not self.train.compile:
+            what = "none, selective or full; a share of what is kept needs train.compile=true"
+            raise expected("parallel.activation_checkpointing", what, kept)
         return self
 
     @model_validator(mode="after")

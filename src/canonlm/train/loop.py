@@ -34,7 +34,7 @@ from canonlm.train.clock import Clock
 from canonlm.train.config import RunConfig
 from canonlm.train.flops import flops_per_token, peak_flops
 from canonlm.train.load_config import check_folder, create_folder
-from canonlm.train.machine import device_name, environment, memory_gb
+from canonlm.train.machine import deterministic, device_name, environment, memory_gb
 from canonlm.train.mesh import world_of
 from canonlm.train.micro_batches import Portion, prepare
 from canonlm.train.optim import build_optimizer, learning_rate
@@ -64,7 +64,7 @@ def train(config: RunConfig, folder: Path, on_row: OnRow = lambda row: None) -> 
     """
     threads = torch.get_num_threads()
     try:
-        with world_of(config) as world, recording_failure():
+        with deterministic(config.train.deterministic), world_of(config) as world, recording_failure():
             with world.all_or_none():
                 config = with_complete_name(data.complete(config))
                 check(config)

@@ -3,6 +3,8 @@
 import ctypes
 import os
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,28 @@ def cpu_name() -> str:
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or "unknown model"
+
+
+@contextmanager
+def deterministic(wanted: bool) -> Iterator[None]:
+    """If `wanted`: within this context, two runs on the same devices give the same bits. RuntimeError at an operator
+    that cannot. To be entered before the process uses a GPU: cuBLAS reads its setting then."""
+    if not wanted:
+        yield
+        return
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    utilities: Any = torch.utils.deterministic
+    fills, benchmarks = utilities.fill_uninitialized_memory, torch.backends.cudnn.benchmark
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    utilities.fill_uninitialized_memory = False  # it costs time, and only changes what faulty code reads
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        utilities.fill_uninitialized_memory = fills
+        torch.backends.cudnn.benchmark = benchmarks
 
 
 def keep_freed_memory() -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
+import torch._functorch.config
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -27,7 +28,7 @@ from canonlm.models.loss import chunk_bytes
 from canonlm.ops.kernels.api import assumed
 from canonlm.train.config import RunConfig
 from canonlm.train.mesh import uses_mesh_of_one
-from canonlm.train.recompute import KEPT_BY_SELECTIVE
+from canonlm.train.recompute import kept_by_selective, kept_share
 
 
 @dataclass(frozen=True)
@@ -106,8 +107,7 @@ def kinds_of_blocks(model: LanguageModel) -> dict[str, int]:
 def _kept(model: LanguageModel, names: list[str], run: RunConfig, unsharded: bool) -> dict[str, tuple[float, float]]:
     """Bytes that each of these blocks keeps per window for the backward pass: (with the run's activation checkpointing,
     without)."""
-    half, seq_len = run.train.precision == "bf16", run.data.seq_len
-    torch.compiler.reset()  # else the ninth kind of block in a process would no longer be compiled
+    half, seq_len, mode = run.train.precision == "bf16", run.data.seq_len, run.parallel.activation_checkpointing
     kept, module = {}, copy.deepcopy(model.module)
     kernels = nullcontext() if run.train.device == "cpu" else assumed("cpu")  # the fake tensors' type
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # it prints what is raised below
@@ -118,7 +118,9 @@ def _kept(model: LanguageModel, names: list[str], run: RunConfig, unsharded: boo
             _fill(module.get_submodule(name), torch.bfloat16 if half else torch.float32)
         try:
             calls = _calls(module, names, seq_len)
-            counts = {name: _of_block(module.get_submodule(name), *calls[name], run) for name in names}
+            counts = budgeted = _of_blocks(module, calls, run, 1.0)
+            if (share := kept_share(mode)) < 1:
+                budgeted = _of_blocks(module, calls, run, share)
         except Exception as error:  # other people's code, on fake tensors
             why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             where = "train.precision=bf16" if not half else "another precision"
@@ -127,9 +129,9 @@ def _kept(model: LanguageModel, names: list[str], run: RunConfig, unsharded: boo
             ) from error
         for name in names:
             stream, made, selective, saved = counts[name]
-            everything = saved + model.extra_memory(model.blocks[name], seq_len)
-            by_checkpointing = {"none": everything, "full": made, "selective": stream + selective}
-            kept[name] = by_checkpointing[run.parallel.activation_checkpointing], everything
+            extra = model.extra_memory(model.blocks[name], seq_len)
+            by_mode = {"none": saved + extra, "full": made, "selective": stream + selective}
+            kept[name] = by_mode[mode] if isinstance(mode, str) else budgeted[name][3] + extra, saved + extra
     return kept
 
 
@@ -146,14 +148,18 @@ def _fill(module: nn.Module, dtype: torch.dtype) -> None:
             part._buffers[name] = fake(buffer)
 
 
+_Calls = dict[str, tuple[tuple[Any, ...], dict[str, Any]]]
+"""Arguments by the name of a block."""
+
+
 class _AllCalled(Exception):
     """Raised at the call of the last block: the rest of the forward pass is not needed."""
 
 
 @torch.no_grad()
-def _calls(module: nn.Module, names: list[str], seq_len: int) -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
+def _calls(module: nn.Module, names: list[str], seq_len: int) -> _Calls:
     """The arguments with which the model calls these blocks for a window."""
-    calls: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+    calls: _Calls = {}
 
     def note(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         calls[name] = args, kwargs
@@ -171,6 +177,13 @@ def _calls(module: nn.Module, names: list[str], seq_len: int) -> dict[str, tuple
     for hook in hooks:
         hook.remove()
     return calls
+
+
+def _of_blocks(module: nn.Module, calls: _Calls, run: RunConfig, share: float) -> dict[str, tuple[int, int, int, int]]:
+    """`_of_block` by name. share: of activations that the compiler may keep."""
+    torch.compiler.reset()  # the share is no part of its key, and it gives up on the ninth kind of block
+    with torch._functorch.config.patch(activation_memory_budget=share):
+        return {name: _of_block(module.get_submodule(name), *calls[name], run) for name in calls}
 
 
 def _of_block(
@@ -215,6 +228,6 @@ class _SavedBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        if func in KEPT_BY_SELECTIVE:
+        if kept_by_selective(func):
             self.selective += sum(x.nbytes for x in tree_leaves(out) if isinstance(x, Tensor))
         return out

@@ -4,21 +4,30 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-_aten = torch.ops.aten
-KEPT_BY_SELECTIVE = {
-    _aten.mm.default,
-    _aten.addmm.default,
-    _aten._scaled_dot_product_flash_attention.default,
-    _aten._scaled_dot_product_efficient_attention.default,
-    _aten._scaled_dot_product_cudnn_attention.default,
-    _aten._scaled_dot_product_flash_attention_for_cpu.default,
+_MATRIX_PRODUCTS = ("mm", "addmm", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm")
+_ATTENTION = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
+KEPT = {
+    *(f"aten.{name}.default" for name in _MATRIX_PRODUCTS),
+    *(f"aten._scaled_dot_product_{name}.default" for name in _ATTENTION),
+    *("torch_attn._varlen_attn.default", "flex_attention"),
+    "aten.max.default",  # the largest weight or input, by which float8 scales
+    *(f"_c10d_functional.{name}.default" for name in ("all_reduce", "reduce_scatter_tensor", "all_to_all_single")),
 }
-"""Selective activation checkpointing keeps the results of linear layers and of attention."""
-KEPT_BY_NAME = {"torch_attn._varlen_attn.default"}
-"""More such operators, by name, as torch only has them after an import that takes seconds."""
+"""Operators by name, as torch only has some of them after an import that takes seconds."""
+
+
+@functools.cache
+def kept_by_selective(operator: Any) -> bool:
+    """Selective activation checkpointing keeps the results of linear layers, also in float8 and of experts, of
+    attention, and of messages between devices."""
+    return str(operator) in KEPT
+
+
+def kept_share(checkpointing: str | float) -> float:
+    """The share of a block's activations that a compiler may keep for the backward pass: its memory budget."""
+    return checkpointing if isinstance(checkpointing, float) else 1.0
 
 
 def recomputed(forward: Callable[..., Any], selective: bool) -> Callable[..., Any]:
@@ -34,6 +43,5 @@ def recomputed(forward: Callable[..., Any], selective: bool) -> Callable[..., An
     return run
 
 
-def _policy(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    kept = op in KEPT_BY_SELECTIVE or str(op) in KEPT_BY_NAME
-    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+def _policy(_: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if kept_by_selective(operator) else CheckpointPolicy.PREFER_RECOMPUTE

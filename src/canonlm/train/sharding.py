@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import torch
 import torch._dynamo
+import torch._functorch.config
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -22,7 +23,7 @@ from canonlm.models.interface import LanguageModel
 from canonlm.ops.context_parallel import Span
 from canonlm.train.config import RunConfig
 from canonlm.train.initial_weights import InitialWeights
-from canonlm.train.recompute import recomputed
+from canonlm.train.recompute import kept_share, recomputed
 from canonlm.train.weights import Weights
 
 
@@ -53,6 +54,8 @@ def parallelize(
     if config.train.compile:  # blocks that differ, and those of attention residuals do, are graphs of their own
         dynamo: Any = torch._dynamo.config
         dynamo.recompile_limit = max(dynamo.recompile_limit, len(model.blocks) + 1)
+        functorch: Any = torch._functorch.config
+        functorch.activation_memory_budget = kept_share(parallel.activation_checkpointing)
     model.compiled_loss = config.train.compile and world.device.type == "cuda"  # a CPU gains nothing from it
     initial = InitialWeights(model, world, weights, resumed) if on_meta else None
     if initial is None:
@@ -67,7 +70,7 @@ def parallelize(
         if mesh is not None and parallel.tp > 1:
             model.split_block(block, mesh["tp"])
         # Set on the instance: a wrapper would change the parameters' names. FSDP's hooks stay outside.
-        if parallel.activation_checkpointing != "none":
+        if parallel.activation_checkpointing in ("selective", "full"):
             block.forward = recomputed(block.forward, selective=parallel.activation_checkpointing == "selective")
         if config.train.compile:
             block.forward = torch.compile(block.forward)

@@ -92,7 +92,7 @@ def _exchanged(model: LanguageModel, run: RunConfig) -> float:
         with _Sent() as sent:
             model.module(torch.zeros(1, length, dtype=torch.long, device="meta"), span=Span(1, cp, ""), use_cache=False)
         counted.append(sent.numbers)
-    passes = 2 if run.parallel.activation_checkpointing == "none" else 3
+    passes = 3 if run.parallel.activation_checkpointing == "full" else 2
     return passes * (counted[1] - counted[0]) / 64
 
 
