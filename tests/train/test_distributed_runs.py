@@ -133,6 +133,35 @@ def test_a_frozen_process_is_named_and_ends_the_run(tiny, processes, tmp_path, f
     assert f"{who} has sent no heartbeat for 5 s (parallel.timeout)" in group.output()[1 - frozen]
 
 
+SLOW = """
+import os, time
+from canonlm.tasks import Answer, task
+
+drawn = []
+
+@task(vocab=["no", "yes"], max_len=2, chance=0.5)
+def slow(rng, test):
+    drawn.append(test)
+    if os.environ["RANK"] == "{rank}" and len(drawn) == 400:
+        time.sleep(12)
+    return ["no", Answer(rng.choice(["no", "yes"]))]
+"""
+
+
+@pytest.mark.every(2)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_slow_process_is_named_and_waited_for(tiny, processes, tmp_path, rank):
+    """Its heartbeats go on: it reads data, say, from a disk that does not answer."""
+    (tmp_path / "task.py").write_text(SLOW.replace("{rank}", str(rank)))
+    path = tiny.yaml(tmp_path / "run.yaml", data={"workers": 0}, parallel={"timeout": 5.0})
+    task = f"task={{name: {tmp_path}/task.py:slow}}"
+    group = processes(2, "train", path, task, "--trust", "--out", tmp_path / "run")
+    assert group.join() == [0, 0]
+    who = f"rank {rank} (process {group.members[rank].pid} on {socket.gethostname()})"
+    line = f"canonlm: for 5 s, the other processes have waited for {who}"
+    assert [output.count(line) for output in group.output()] == [1, 0]
+
+
 @pytest.mark.parametrize(("rank", "missing"), [(0, 1), (1, 0)])
 def test_a_process_that_never_joins_is_named(tiny, processes, tmp_path, rank, missing):
     path = tiny.yaml(tmp_path / "run.yaml", parallel={"start_timeout": 2.0})

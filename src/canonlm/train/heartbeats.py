@@ -4,10 +4,14 @@ The processes wait for each other in every step, so one that stops answering wou
 thread in each process counts in the store that they share. The first process watches the counts of all; the others
 watch the first one's, and whether the store answers, as the first process usually serves it.
 
-Only a silent process is reported: one that computes for long still counts. A pause of this process itself (a machine
+Only a silent process ends the run: one that computes for long still counts. A pause of this process itself (a machine
 that slept) does not make the others look silent, as a check counts at most the interval between two checks.
+
+Heartbeats also say how many exchanges a process has begun. When those of no process change and some have fewer, the
+others wait for them: the first process names them, and goes on.
 """
 
+import json
 import os
 import socket
 import sys
@@ -19,6 +23,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import TypeVar
 
+import torch._C._distributed_c10d as c10d
 from torch.distributed import DistError, PrefixStore, Store, TCPStore
 
 from canonlm.core.errors import expected
@@ -99,7 +104,9 @@ class Heartbeats:
         self._store = _connect(rank, size, 3 * timeout)
         self._watched = [other for other in (range(size) if rank == 0 else [0]) if other != rank]
         self._seen = dict.fromkeys(self._watched, b"")  # what they last said
-        self._answers = 0  # of the store
+        self._answers = self._exchanges = 0  # of the store; of this process
+        self._counts: dict[int, int] = {}  # exchanges of all processes, and for how long they have not changed
+        self._still = 0.0
         self._end = threading.Event()
         self._threads = [threading.Thread(target=run, daemon=True) for run in (self._talk, self._watch)]
 
@@ -117,8 +124,8 @@ class Heartbeats:
         """Send heartbeats and read those of others, which may wait for a frozen server without end."""
         try:
             while not self._end.wait(self._interval):
-                self._answers += 1
-                self._store.set(_name(self._rank), _about(self._answers))
+                self._answers, self._exchanges = self._answers + 1, _exchanges()
+                self._store.set(_name(self._rank), _about(self._answers, self._exchanges))
                 for other in self._watched:
                     self._seen[other] = self._store.get(_name(other))
         except DistError:
@@ -135,11 +142,27 @@ class Heartbeats:
                 last[other] = about
                 if silent[other] >= self._timeout and not self._end.is_set():
                     who = max(other, 0)  # -1: the store, which the first process serves
-                    return self._fail(self._message(who, self._seen.get(who, b"")))
+                    return self._fail(
+                        f"{self._who(who)} has sent no heartbeat for {self._timeout:g} s (parallel.timeout)"
+                    )
+            if self._rank == 0 and (behind := self._behind(passed)):
+                names = ", ".join(map(self._who, behind[:3])) + f" and {len(behind) - 3} more" * (len(behind) > 3)
+                line = f"canonlm: for {self._timeout:g} s, the other processes have waited for {names}"
+                print(line, file=sys.stderr, flush=True)
 
-    def _message(self, rank: int, about: bytes) -> str:
-        where = f" ({about.decode().partition(' ')[2]})" if about else ""
-        return f"rank {rank}{where} has sent no heartbeat for {self._timeout:g} s (parallel.timeout)"
+    def _behind(self, passed: float) -> list[int]:
+        """The processes for which the others have waited for `timeout` seconds, once they have."""
+        said = {rank: about.split() for rank, about in self._seen.items()}
+        counts = {0: self._exchanges, **{rank: int(words[1]) for rank, words in said.items() if len(words) > 1}}
+        before, self._still = self._still, self._still + passed if counts == self._counts else 0.0
+        self._counts = counts
+        fewest = min(counts.values())
+        stalled = before < self._timeout <= self._still and fewest < max(counts.values())
+        return [rank for rank, count in sorted(counts.items()) if count == fewest] if stalled else []
+
+    def _who(self, rank: int) -> str:
+        about = self._seen.get(rank, b"").decode() if rank != self._rank else _about(0)
+        return f"rank {rank}" + (f" ({about.split(maxsplit=2)[2]})" if about else "")
 
     def _end_process(self, message: str) -> None:
         """End this process at once: its main thread waits for the silent one, and cannot be interrupted. The launcher
@@ -153,5 +176,12 @@ def _name(rank: int) -> str:
     return f"heartbeat-{rank}"
 
 
-def _about(count: int) -> str:
-    return f"{count} process {os.getpid()} on {socket.gethostname()}"
+def _about(count: int, exchanges: int = 0) -> str:
+    return f"{count} {exchanges} process {os.getpid()} on {socket.gethostname()}"
+
+
+def _exchanges() -> int:
+    """A number that grows with every exchange that this process begins or completes, by torch's flight recorder."""
+    recorders = [getattr(c10d, f"_dump_{name}_trace_json", None) for name in ("fr", "nccl")]
+    groups = [group for dump in recorders if dump for group in json.loads(dump(False))["pg_status"].values()]
+    return sum(int(number) for group in groups for number in group.values())

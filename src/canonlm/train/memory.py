@@ -181,7 +181,7 @@ def _calls(module: nn.Module, names: list[str], seq_len: int) -> _Calls:
 
 def _of_blocks(module: nn.Module, calls: _Calls, run: RunConfig, share: float) -> dict[str, tuple[int, int, int, int]]:
     """`_of_block` by name. share: of activations that the compiler may keep."""
-    torch.compiler.reset()  # the share is no part of its key, and it gives up on the ninth kind of block
+    torch.compiler.reset()  # the share is not part of its key, and it gives up on the ninth kind of block
     with torch._functorch.config.patch(activation_memory_budget=share):
         return {name: _of_block(module.get_submodule(name), *calls[name], run) for name in calls}
 
