@@ -394,6 +394,7 @@ def talks(world):
     """Sums are over data-parallel processes, and an error in one is raised in all, with the same message."""
     assert world.sum([float(world.dp_rank), 1.0]) == [sum(range(world.dp_size)), world.dp_size]
     assert world.sum_on_device(float(world.dp_rank)) == sum(range(world.dp_size))
+    assert world.by_rank([float(world.rank), 7.0]) == [[float(rank), 7.0] for rank in range(world.size)]
     assert world.any(world.rank == world.size - 1)
     assert not world.any(False)
     assert world.broadcast(f"from {world.rank}") == "from 0"

@@ -160,6 +160,10 @@ def test_a_slow_process_is_named_and_waited_for(tiny, processes, tmp_path, rank)
     who = f"rank {rank} (process {group.members[rank].pid} on {socket.gethostname()})"
     line = f"canonlm: for 5 s, the other processes have waited for {who}"
     assert [output.count(line) for output in group.output()] == [1, 0]
+    rows = [json.loads(row) for row in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    [waits] = [row for row in rows if (row.get("data_wait_s") or 0) > 10]
+    assert (waits["data_wait_rank"], waits["data_wait_share"] > 0.5) == (rank, True)
+    assert {row["memory_rank"] for row in rows if row["kind"] == "train"} <= {0, 1}
 
 
 @pytest.mark.parametrize(("rank", "missing"), [(0, 1), (1, 0)])

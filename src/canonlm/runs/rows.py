@@ -34,12 +34,13 @@ TRAIN_KEYS = {
     "data_wait_s": "seconds that the loop waited for its data since the last row; null when the speed is",
     "data_wait_share": "the same as a share of the time for training; null when the speed is",
     "elapsed_s": "seconds of all processes of the run so far, evaluations and checkpoints included",
-    "memory_gb": "peak memory, 1e9 bytes, of the first process. GPU: of tensors, since the last row. "
-    "CPU: resident, since the process began",
+    "memory_gb": "peak memory, 1e9 bytes. GPU: of tensors, since the last row. CPU: resident, since the process began",
+    "data_wait_rank": "only with several processes: the number of the one that waited longest, whose wait this is",
+    "memory_rank": "only with several processes: the number of the one with the most memory, whose memory this is",
 }
 """The keys of a row of a logged step, in order, and what they mean."""
 
-TIMINGS = {"tokens_per_s", "mfu", "data_wait_s", "data_wait_share", "memory_gb", "elapsed_s"}
+TIMINGS = {"tokens_per_s", "mfu", "elapsed_s", *(key for key in TRAIN_KEYS if key.startswith(("data_wait", "memory")))}
 """Keys whose values differ when the same run is repeated; `train_seconds` of `result.json` does, too."""
 
 DAMAGE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)

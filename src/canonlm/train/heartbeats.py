@@ -152,8 +152,8 @@ class Heartbeats:
 
     def _behind(self, passed: float) -> list[int]:
         """The processes for which the others have waited for `timeout` seconds, once they have."""
-        said = {rank: about.split() for rank, about in self._seen.items()}
-        counts = {0: self._exchanges, **{rank: int(words[1]) for rank, words in said.items() if len(words) > 1}}
+        words = {rank: about.split() for rank, about in self._seen.items()}
+        counts = {0: self._exchanges, **{rank: int(heard[1]) for rank, heard in words.items() if len(heard) > 1}}
         before, self._still = self._still, self._still + passed if counts == self._counts else 0.0
         self._counts = counts
         fewest = min(counts.values())
@@ -181,7 +181,7 @@ def _about(count: int, exchanges: int = 0) -> str:
 
 
 def _exchanges() -> int:
-    """A number that grows with every exchange that this process begins or completes, by torch's flight recorder."""
+    """The number of exchanges that this process has begun so far in all its groups, by torch's flight recorder."""
     recorders = [getattr(c10d, f"_dump_{name}_trace_json", None) for name in ("fr", "nccl")]
     groups = [group for dump in recorders if dump for group in json.loads(dump(False))["pg_status"].values()]
-    return sum(int(number) for group in groups for number in group.values())
+    return sum(int(group["last_enqueued_collective"]) for group in groups)

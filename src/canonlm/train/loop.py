@@ -63,6 +63,10 @@ def train(config: RunConfig, folder: Path, on_row: OnRow = lambda row: None) -> 
     another worker has taken the run over. FloatingPointError: the loss, the gradient or a weight is no longer finite.
     """
     threads = torch.get_num_threads()
+    # Where NCCL's flight recorder writes what each process did last, when an exchange takes too long; two names, as
+    # PyTorch has renamed it.
+    for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
+        os.environ.setdefault(name, str(folder / "flight-rank-"))
     try:
         with deterministic(config.train.deterministic), world_of(config) as world, recording_failure():
             with world.all_or_none():
@@ -303,7 +307,18 @@ class _Run:
         self._check_finite(row)
         row |= {"tokens": self.step * self.clock.tokens_per_step, "windows": self._windows(self.step)}
         row |= self.clock.reading() | {"memory_gb": memory_gb(self.world.device)}
-        self._write({"kind": "train", "step": self.step, **row})
+        self._write({"kind": "train", "step": self.step, **row, **self._largest(row)})
+
+    def _largest(self, row: dict[str, Any]) -> dict[str, Any]:
+        """With several processes: the longest wait for data and the largest memory of all, and whose they are."""
+        if self.world.size == 1:
+            return {}
+        keys = ("data_wait_s", "data_wait_share", "memory_gb")
+        every = self.world.by_rank([row[key] or 0.0 for key in keys])
+        longest, _, largest = (max(range(len(every)), key=lambda rank: every[rank][at]) for at in range(3))
+        values = dict(zip(keys, (*every[longest][:2], every[largest][2]), strict=True))
+        known = {key: value for key, value in values.items() if row[key] is not None}
+        return known | {"data_wait_rank": longest, "memory_rank": largest}
 
     def _evaluates(self) -> bool:
         """Whether an evaluation is due after the steps so far."""
