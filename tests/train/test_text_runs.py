@@ -2,8 +2,10 @@
 
 import json
 import math
+import os
 import shutil
 import time
+from collections import Counter
 from itertools import pairwise
 
 import numpy as np
@@ -265,6 +267,26 @@ def test_evaluation_on_training_text_is_reported(text, settings, tmp_path, seen)
         "text.validation.whole has no held-out part (canonlm data prepare --validation), so it is evaluated on windows "
         "that are also trained on"
     ]
+
+
+def test_each_folder_is_read_once(text, settings, tmp_path, monkeypatch):
+    """However often a run uses a folder: its index is opened twice (to parse it, and for its sha256), and the status of
+    each file is read twice (for links, and for its size)."""
+    calls: Counter[tuple[str, str]] = Counter()
+    run = settings(text={"validation": {"digits": str(text / "digits")}}, train={"steps": 1})
+    for name, kind in (("open", "open"), ("stat", "stat"), ("lstat", "stat")):
+        call = getattr(os, name)
+
+        def count(path, *args, kind=kind, call=call, **kwargs):
+            calls[kind, str(path)] += 1
+            return call(path, *args, **kwargs)
+
+        monkeypatch.setattr(os, name, count)
+    train(run, tmp_path)
+    for folder in (text / "digits", text / "letters"):
+        assert calls["open", str(folder / "index.json")] == 2
+        shards = [path for path in folder.iterdir() if path.name.endswith((".ds", ".ds.index"))]
+        assert {calls["stat", str(path)] for path in shards} == {2}
 
 
 def test_a_text_folder_is_refused_as_a_run_folder(text, settings):

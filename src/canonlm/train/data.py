@@ -1,5 +1,9 @@
 """The training and evaluation data of a run: windows of a task, or of prepared text."""
 
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,11 +25,28 @@ from canonlm.train.verification import Verification
 STDLIB = "python-stdlib"
 """Text that every machine has: the source of its own Python standard library, prepared when it is first used."""
 
+_datasets: ContextVar[dict[Path, Dataset] | None] = ContextVar("datasets", default=None)
+
+
+@contextmanager
+def read_once() -> Iterator[None]:
+    """Within this context, the index of a folder is read, and the sizes of its files are checked, when the folder is
+    first used, and not again: with many shards and processes, a file system would get millions of requests."""
+    if _datasets.get() is not None:
+        yield
+        return
+    token = _datasets.set({})
+    try:
+        yield
+    finally:
+        _datasets.reset(token)
+
 
 def _ignore_opened(folder: Path, shard: Shard) -> None:
     """The default of `on_open`."""
 
 
+@read_once()
 def complete(run: RunConfig) -> RunConfig:
     """The run with settings that come from its text: the size of the vocabulary, the ids of its special tokens.
 
@@ -157,7 +178,14 @@ def _stdlib() -> Path:
 
 
 def _open(key: str, path: str, on_open: OnOpen = _ignore_opened) -> Dataset:
+    datasets = _datasets.get()
     try:
-        return Dataset(_stdlib() if path == STDLIB else expanded(path), on_open)
+        folder = _stdlib() if path == STDLIB else expanded(path)
+        dataset = (datasets or {}).get(folder) or Dataset(folder)
     except ValueError as error:
         raise InvalidSetting(key, f"{key}: {error}") from None
+    if datasets is not None:
+        datasets[folder] = dataset
+    dataset = copy.copy(dataset)
+    dataset.on_open = on_open
+    return dataset

@@ -68,7 +68,8 @@ def train(config: RunConfig, folder: Path, on_row: OnRow = lambda row: None) -> 
     for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
         os.environ.setdefault(name, str(folder / "flight-rank-"))
     try:
-        with deterministic(config.train.deterministic), world_of(config) as world, recording_failure():
+        exact = deterministic(config.train.deterministic)
+        with exact, world_of(config) as world, recording_failure(), data.read_once():
             with world.all_or_none():
                 config = with_complete_name(data.complete(config))
                 check(config)
