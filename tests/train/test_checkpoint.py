@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -21,7 +22,7 @@ from canonlm.core.distributed import World
 from canonlm.core.files import Stamp, write_text
 from canonlm.runs.folder import checkpoint_steps
 from canonlm.train import checkpoint
-from canonlm.train.checkpoint import Checkpoints, load_model
+from canonlm.train.checkpoint import Checkpoints, load_model, load_weights, path_of
 from canonlm.train.load_config import load
 
 SIZES = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -226,6 +227,42 @@ def test_kept_checkpoints(tmp_path_factory, gaps, keep, every):
     multiples = {step for step in done if every and step % every == 0}
     assert set(checkpoint_steps(folder)) == multiples | set(done[-keep:])
     assert {path.name for path in folder.iterdir()} == {f"step-{step:08d}" for step in checkpoint_steps(folder)}
+
+
+def count_plans(monkeypatch):
+    """A list that grows with every plan that the first process makes for all."""
+    plans, plan = [], DefaultSavePlanner.create_global_plan
+    count = lambda planner, parts: plans.append(parts) or plan(planner, parts)  # noqa: E731
+    monkeypatch.setattr(DefaultSavePlanner, "create_global_plan", count)
+    return plans
+
+
+def test_a_save_is_planned_again_if_the_state_has_changed(tmp_path, monkeypatch):
+    plans, numbers, model = count_plans(monkeypatch), Numbers(), build()
+    one, other = open_at(tmp_path / "one", keep=2), open_at(tmp_path / "other")
+    optimizer = optimizer_of(model)
+    for step in (1, 2, 3):
+        numbers.save(one, step)
+        optimize(model, optimizer, step)
+        other.save(step, model, optimizer)
+        one.wait()
+        other.wait()
+        assert len(plans) == 2  # two runs in one process share nothing
+    assert checkpoint_steps(tmp_path / "one") == [2, 3]
+    numbers.model.double()  # names and shapes are the same
+    numbers.save(one, 4)
+    one.close()
+    assert len(plans) == 3
+    for step, dtype in ((3, torch.float32), (4, torch.float64)):
+        assert torch.equal(
+            load_weights(path_of(tmp_path / "one", step))["weight"], torch.full((1, 3), step, dtype=dtype)
+        )
+    assert numbers.load(tmp_path / "one") == 4
+    assert numbers.are(4)
+    at_3, again = everything(model, optimizer), build(seed=1)
+    optimizer = optimizer_of(again)
+    assert open_at(tmp_path / "other").load_latest(again, optimizer) == 3
+    same(everything(again, optimizer), at_3)
 
 
 # Damage
@@ -470,6 +507,35 @@ def _fail(world, folder):
 
 def test_an_error_in_one_process_is_raised_in_all(together, tmp_path):
     together(2, _fail, tmp_path / "run")
+
+
+def _change(world, folder):
+    """A state that changes in one process, and a save that fails in one."""
+    numbers, checkpoints = Numbers(), open_at(folder, world=world)
+    with pytest.MonkeyPatch.context() as patch:
+        plans, counts = count_plans(patch), []
+        for step in (1, 2, 3, 4, 5, 6):
+            if step == 3 and world.rank == 1:
+                numbers.model.register_buffer("extra", torch.ones(2))
+            with pytest.MonkeyPatch.context() as full:
+                if step == 5 and world.rank == 1:
+                    full.setattr(os, "fsync", _no_room)
+                numbers.save(checkpoints, step)
+                try:
+                    checkpoints.wait()
+                except ValueError:
+                    assert step == 5
+            counts.append(len(plans))
+    checkpoints.close()
+    assert counts == ([1, 1, 2, 2, 2, 3] if world.rank == 0 else [0] * 6)
+    for step in (1, 2, 3, 4, 6):
+        weights = load_weights(path_of(folder, step))
+        assert torch.equal(weights["weight"], torch.full((1, 3), float(step)))
+        assert ("extra" in weights) == (step > 2)
+
+
+def test_plans_of_several_processes(together, tmp_path):
+    together(2, _change, tmp_path / "run")
 
 
 # A run's model

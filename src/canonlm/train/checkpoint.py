@@ -9,10 +9,12 @@ learning rate, random numbers and data are functions of the step, and the run's 
 """
 
 import logging
+import pickle
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +23,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.torch_version import TorchVersion
@@ -89,6 +92,7 @@ class Checkpoints:
             use_async_staging=False,  # the next step overwrites what is copied
         )
         self._stager = DefaultStager(self._staging)
+        self._plans: _Plans | None = None  # of the last save, if it succeeded
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
 
@@ -148,10 +152,16 @@ class Checkpoints:
     def _write(self, step: int, state: Any, then: Callable[[Path], Any] | None) -> None:
         path = path_of(self.folder, step)
         ranks, made = self._ranks, ExitStack()
+        planner, self._plans = _Planner(state, ranks.rank == 0, self._plans), None
         try:
             temporary = ranks.first(lambda: made.enter_context(temporary_folder(path)))  # all processes write there
+            planner.repeats = all(ranks.gather(planner.may_repeat))
             with _unwrapped_errors():
-                dcp.save(state, storage_writer=_Writer(temporary), process_group=ranks.group, no_dist=ranks.size == 1)
+                dcp.save(
+                    state, storage_writer=_Writer(temporary), planner=planner, process_group=ranks.group,
+                    no_dist=ranks.size == 1,
+                )  # fmt: skip
+            self._plans = planner.plans
             files = ranks.gather(lambda: _stamps(temporary, ranks.rank))
             ranks.first(lambda: self._finish(step, temporary, {name: s for part in files for name, s in part.items()}))
         except OSError as error:
@@ -371,6 +381,59 @@ class _Writer(dcp.FileSystemWriter):
             while cause is not None and not isinstance(cause, OSError):
                 cause = cause.__context__
             raise cause or error from None
+
+
+@dataclass
+class _Plans:
+    """The plans of a save. metadata: in the first process, pickled (at 256 processes, 9 MB rather than a million
+    objects, which each search for garbage would visit)."""
+
+    own: dcp.SavePlan
+    final: dcp.SavePlan | None = None
+    metadata: bytes | None = None
+
+
+class _Planner(dcp.DefaultSavePlanner):
+    """Plans a save, or `repeats` the plans of the last one, if all processes `may_repeat` them.
+
+    Planning takes the first process about 25 s for 873 tensors at 256 processes, and its training waits for the
+    interpreter. torch's own `enable_plan_caching` does not notice another dtype, and shares its plans between all runs
+    of a Python process.
+    """
+
+    def __init__(self, state: State, first: bool, last: _Plans | None) -> None:
+        super().__init__()
+        self.plans, self.repeats = last, False
+        self._state, self._first = state, first
+
+    def may_repeat(self) -> bool:
+        """Whether nothing but the values of this process's tensors has changed since the last save."""
+        if self.plans is None:
+            return False
+        self.set_up_planner(self._state, is_coordinator=self._first)
+        return super().create_local_plan() == self.plans.own
+
+    def create_local_plan(self) -> dcp.SavePlan:
+        if self.repeats:
+            return dcp.SavePlan([])
+        self.plans = _Plans(super().create_local_plan())
+        return self.plans.own
+
+    def create_global_plan(self, all_plans: list[dcp.SavePlan]) -> tuple[list[dcp.SavePlan], Metadata]:
+        assert self.plans is not None
+        if self.repeats:
+            assert self.plans.metadata is not None
+            return all_plans, pickle.loads(self.plans.metadata)
+        plans, metadata = super().create_global_plan(all_plans)
+        self.plans.metadata = pickle.dumps(metadata)
+        return plans, metadata
+
+    def finish_plan(self, new_plan: dcp.SavePlan) -> dcp.SavePlan:
+        assert self.plans is not None
+        if not self.repeats:
+            self.plans.final = new_plan
+        assert self.plans.final is not None
+        return super().finish_plan(self.plans.final)
 
 
 @contextmanager
