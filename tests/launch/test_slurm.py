@@ -89,6 +89,7 @@ def test_counts_and_options():
         (["time=2", "tasks=2"], "signal_delay_s: expected less than the job's time, 120 seconds, got 120"),
         (["time=5", "tasks=2", "mem=8G", "mem_per_cpu=1G"], "mem cannot be used with mem_per_cpu"),
         (["time=5", "tasks=2", "time=9"], "time is given twice"),
+        (["restarts=-1"], 'restarts: expected an integer >= 0, got "-1"'),
     ],
 )  # fmt: skip
 def test_invalid_settings(pairs, message):
@@ -143,7 +144,67 @@ def test_the_script_of_workers(tmp_path):
     expected = {"array": "0-15%16", "gpus-per-node": "2", "ntasks-per-node": "2", "qos": "long", "time": "60"}
     assert options(script).items() >= expected.items()
     assert "--kill-on-bad-exit" not in script
+    assert "requeue " not in script
+    with pytest.raises(ValueError, match=r"^restarts only works with canonlm launch: other workers continue the runs"):
+        workers(tmp_path, [], 1, parse(["tasks=1", "time=9", "restarts=1"]), main)
     assert options(workers(tmp_path, [], 1, parse(["tasks=1", "time=9"]), main).script).get("array") is None
+
+
+STUBS = {
+    "srun": """mkdir -p $RUN/checkpoints; bash -c "$ATTEMPT" """,
+    "scontrol": """if [ $1 = show ]; then echo "   JobState=$STATE Reason=None"; else echo $@ >> $RUN/requeued; fi""",
+}
+
+
+def attempt(script, run, what, state="RUNNING"):
+    """Run the script of a job in `run` whose tasks do `what`. Returns its exit code, whether it was requeued, and what
+    its shell printed."""
+    run.joinpath("launch", "1").mkdir(parents=True, exist_ok=True)
+    for name, text in STUBS.items():
+        stub = run / "bin" / name
+        stub.parent.mkdir(exist_ok=True)
+        stub.write_text(f"#!/bin/bash\n{text}\n")
+        stub.chmod(0o755)
+    environment = {"PATH": f"{run / 'bin'}:{os.environ['PATH']}", "SLURM_JOB_ID": "12", "STATE": state}
+    environment |= {"RUN": str(run), "ATTEMPT": f"cd $RUN; {what}"}
+    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    requeued = run / "requeued"
+    if again := requeued.exists():
+        assert requeued.read_text() == "requeue 12\n"
+        requeued.unlink()
+    return done.returncode, again, done.stdout
+
+
+def test_an_unexpected_end_is_requeued_while_there_is_progress(config, tmp_path):
+    script = training(config, tmp_path, parse(["tasks=2", "time=5", "restarts=2"]), main).script
+    ended = "canonlm: a task ended unexpectedly (exit code 137)"
+    early = (137, False, f"{ended}, before a checkpoint: the job is not requeued\n")
+    assert attempt(script, tmp_path, "exit 137") == early
+    will = f"{ended}; job 12 is requeued and will continue after step"
+    steps = [f"mkdir checkpoints/step-{step:08d}; exit 137" for step in (9, 100, 200)]
+    assert attempt(script, tmp_path, steps[0]) == (137, True, f"{will} 00000009 (restart 1 of 2)\n")
+    assert attempt(script, tmp_path, "mkdir checkpoints/.step-00000010.tmp; exit 137") == early
+    assert attempt(script, tmp_path, "rmdir checkpoints/step-*; exit 137") == early
+    assert attempt(script, tmp_path, steps[1]) == (137, True, f"{will} 00000100 (restart 2 of 2)\n")
+    late = f"{ended}: the job is not requeued, as restarts=2 is reached\n"
+    assert attempt(script, tmp_path, steps[2]) == (137, False, late)
+    assert attempt(script, tmp_path, "mkdir checkpoints/step-00000300") == (0, False, "")
+
+
+def test_expected_ends_are_not_requeued(config, tmp_path):
+    """A reason that a task has printed would come again; SLURM itself decides about jobs that it has stopped."""
+    script = training(config, tmp_path, parse(["tasks=2", "time=5"]), main).script
+    saved = "mkdir -p checkpoints/step-00000009; exit"
+    assert attempt(script, tmp_path, f"touch launch/1/reported; {saved} 1") == (1, False, "")
+    (tmp_path / "checkpoints" / "step-00000009").rmdir()
+    for state in ("CANCELLED", "TIMEOUT", "PREEMPTED"):
+        assert attempt(script, tmp_path, f"{saved} 143", state) == (143, False, "")
+        (tmp_path / "checkpoints" / "step-00000009").rmdir()
+    code, again, _ = attempt(script, tmp_path, f"{saved} 143")  # the earlier attempt's reason does not count
+    assert (code, again) == (143, True)
+    never = training(config, tmp_path / "b", parse(["tasks=2", "time=5", "restarts=0"]), main).script
+    assert attempt(never, tmp_path / "b", f"{saved} 143")[:2] == (143, False)
 
 
 def test_workers_of_a_node_have_a_gpu_each(monkeypatch):
@@ -214,6 +275,7 @@ def test_files_of_a_launch(config, tmp_path, sbatch):
     assert f"the copy {arguments} 1 2" in done.stdout.splitlines(), done.stderr
     assert "canonlm: no such text" in done.stdout.splitlines()  # the first task prints this, in another log
     assert done.returncode == 130
+    assert (launch / "reported").exists()
 
 
 def test_a_refusal_by_sbatch_leaves_nothing(config, tmp_path, sbatch, capfd):
@@ -243,10 +305,11 @@ STEPS = 1000  # enough to be interrupted four times
 
 
 @pytest.fixture
-def real_slurm(monkeypatch):
+def real_slurm(request, monkeypatch):
+    """A cluster; its parameter: the seconds that processes have to end after SIGTERM."""
     if missing():
         pytest.fail(f"{', '.join(missing())} missing: `make test-slurm` installs slurm-wlm and munge")
-    with TemporaryDirectory(prefix="slurm-") as folder, cluster(Path(folder)) as conf:
+    with TemporaryDirectory(prefix="slurm-") as folder, cluster(Path(folder), getattr(request, "param", 60)) as conf:
         monkeypatch.setenv("SLURM_CONF", str(conf))
         yield
 
@@ -346,6 +409,77 @@ def test_a_preempted_run_ends_as_if_undisturbed(tiny, tmp_path, real_slurm):
     results = [json.loads((folder / "result.json").read_text()) for folder in (run, tmp_path / "undisturbed")]
     assert results[0]["final"] == results[1]["final"]
     assert json.loads((run / "env.json").read_text())["processes"] == 2
+
+
+# slurmctld repeats a signal after a minute if slurmd has not answered within 10 s, and so kills the requeued job, which
+# has started by then. (Other clusters let it wait for two minutes: cred_expire.)
+@pytest.mark.slurm
+@pytest.mark.parametrize("real_slurm", [5], indirect=True)
+def test_a_run_that_ends_unexpectedly_goes_on(tiny, tmp_path, real_slurm):
+    """Killed after a checkpoint, once more than allowed; killed before any; frozen after one; then left alone."""
+    steps = 900
+    recipe = tiny.yaml(tmp_path / "tiny.yaml", train=TRAIN | {"checkpoint_every": 100}, parallel={"timeout": 10})
+    launch(recipe, f"train.steps={steps}", "--local", "2", "--out", tmp_path / "undisturbed")
+    run, job_settings = tmp_path / "run", ["--slurm", "tasks=2", "time=30", "cpus_per_task=1"]
+
+    def begin(*more, out=run):
+        output = launch(recipe, *job_settings, "--out", out, *(more or [f"train.steps={steps}"]))
+        number, log = re.fullmatch(r"job (\d+) is in the queue; its log: (.*)\n", output).groups()
+        return number, Path(log), lambda: Path(log).read_text() if Path(log).exists() else "nothing"
+
+    def newest():
+        return max((int(path.name[5:]) for path in (run / "checkpoints").glob("step-*")), default=0)
+
+    def send(number, text, kind, after):
+        """Send a signal to the second task once there are rows of `after`, and wait until the job's shell says so."""
+        until(lambda: len(rows(run)) > after, text)
+        count = text().count("a task ended unexpectedly")
+        os.kill(task_pids(number)[1], kind)
+        until(lambda: text().count("a task ended unexpectedly") > count, text)
+        return [line for line in text().splitlines() if "a task ended unexpectedly" in line][-1]
+
+    def settled(number, text, state, restarts):
+        until(lambda: not command("squeue", "--noheader"), text)
+        job = command("scontrol", "show", "job", number)
+        assert f"JobState={state}" in job, text()
+        assert f"Restarts={restarts}" in job
+
+    number, _, text = begin("restarts=1", f"train.steps={steps}")
+    line = send(number, text, signal.SIGKILL, 120)
+    assert f"; job {number} is requeued and will continue after step 00000" in line
+    line = send(number, text, signal.SIGKILL, newest() + 130)
+    assert line.endswith("the job is not requeued, as restarts=1 is reached")
+    settled(number, text, "FAILED", 1)
+
+    saved = newest()
+    assert 200 <= saved < steps
+    number, _, text = begin()
+    until(lambda: "Loading pickle" in text(), text)
+    line = send(number, text, signal.SIGKILL, 0)
+    assert newest() == saved
+    assert line.endswith(", before a checkpoint: the job is not requeued")
+    settled(number, text, "FAILED", 0)
+
+    number, log, text = begin()
+    line = send(number, text, signal.SIGSTOP, newest() + 130)
+    assert "(restart 1 of 10)" in line
+    assert "has sent no heartbeat for 10 s" in text()
+    settled(number, text, "COMPLETED", 1)
+    assert rows(run) == rows(tmp_path / "undisturbed")
+    assert len(rows(run)) > steps
+    assert (log.parent / "restarts.txt").read_text().count("\n") == 1
+
+    # Errors that would come again. The second job waits for the first.
+    diverging = begin("train.steps=50", "train.optim.lr=1e30", "train.checkpoint_every=1", out=tmp_path / "diverging")
+    wrong = begin("train.steps=50", out=tmp_path / "wrong")
+    recipe_of_job = wrong[1].parent / "recipe.yaml"
+    recipe_of_job.write_text(recipe_of_job.read_text().replace("batch_size:", "batch_sice:"))
+    settled(diverging[0], diverging[2], "FAILED", 0)
+    settled(wrong[0], wrong[2], "FAILED", 0)
+    assert os.listdir(tmp_path / "diverging" / "checkpoints")
+    for says, (_, _, text) in {"as training diverged": diverging, "batch_sice": wrong}.items():
+        assert says in text()
+        assert "unexpectedly" not in text()
 
 
 @pytest.mark.slurm

@@ -31,7 +31,35 @@ from canonlm.train.config import RunConfig
 SIGNAL_DELAY_S = 120
 """Seconds from the signal that announces the time limit to the limit: time for the current step, and for saving."""
 
+RESTARTS = 10
+"""The default of `restarts`. A restart needs a newer checkpoint, so this only bounds runs that fail again and again.
+1,024 GPUs that fail as often as those of Llama 3 (419 times in 54 days on 16,384 GPUs) reach it in three weeks."""
+
 COUNTS = ["nodes", "gpus", "tasks", "cpus_per_task", "signal_delay_s"]  # gpus and tasks are per node
+
+REPORTED = "reported"
+"""A file in a launch's folder: a task was stopped, or failed for a reason that it printed and that would come again."""
+
+# No task can decide, as srun ends all of them when one dies. So the job's shell does, before srun and after it.
+BEFORE_SRUN = """\
+newest() {{ ls {checkpoints} 2>/dev/null | sed -n 's/^step-\\([0-9]*\\)$/\\1/p' | sort -n | tail -n 1; }}
+rm -f {reported}
+before=$(newest)"""
+AFTER_SRUN = """\
+code=$?
+if [ $code -ne 0 ] && [ ! -e {reported} ] && scontrol show job $SLURM_JOB_ID | grep -q JobState=RUNNING; then
+  step=$(newest) count=$(cat {counted} 2>/dev/null | wc -l) ended="canonlm: a task ended unexpectedly (exit code $code)"
+  if [ "${{step:-0}}" -le "${{before:-0}}" ]; then echo "$ended, before a checkpoint: the job is not requeued"
+  elif [ "$count" -ge {restarts} ]; then echo "$ended: the job is not requeued, as restarts={restarts} is reached"
+  else
+    restart="restart $((count + 1)) of {restarts}"
+    echo "$ended; job $SLURM_JOB_ID is requeued and will continue after step $step ($restart)"
+    echo "exit code $code, step $step" >> {counted} && scontrol requeue $SLURM_JOB_ID ||
+      echo "canonlm: job $SLURM_JOB_ID could not be requeued; submit it again to continue"
+  fi
+fi
+exit $code"""
+
 OPTIONS = [
     *["account", "begin", "comment", "constraint", "dependency", "exclude", "exclusive", "gres", "job_name"],
     *["licenses", "mail_type", "mail_user", "mem", "mem_per_cpu", "mem_per_gpu", "nice", "nodelist", "partition"],
@@ -47,8 +75,9 @@ def training(config: RunConfig, run: Path, settings: dict[str, Any], main: Calla
         return task, main, str(launch / "recipe.yaml"), str(run.absolute())
 
     cpus = (config.train.num_threads or 1) + config.data.workers
+    restarts = settings.get("restarts", RESTARTS)
     # A failed task ends the others, which would wait for it.
-    return Jobs(run, settings, call, cpus, srun_args=("--kill-on-bad-exit=1",), recipe=config.to_yaml())
+    return Jobs(run, settings, call, cpus, 1, ("--kill-on-bad-exit=1",), config.to_yaml(), restarts)
 
 
 def workers(
@@ -56,6 +85,8 @@ def workers(
 ) -> "Jobs":
     """`count` jobs. Each of their tasks is a worker for the runs in the folder `root`. `arguments`: those of the
     command line."""
+    if "restarts" in settings:
+        raise ValueError("restarts only works with canonlm launch: other workers continue the runs of one that died")
     return Jobs(root, settings, lambda launch: (worker, main, arguments, "gpus" in settings), 2, count)
 
 
@@ -63,7 +94,8 @@ def workers(
 class Jobs:
     """Jobs, as an array if there are several. run: the folder of their launches. settings: from `parse`. call: returns
     the function that every task calls, and its arguments, for a launch's folder. cpus: per task, unless the settings
-    have `cpus_per_task`. recipe: the content of `recipe.yaml` in a launch's folder."""
+    have `cpus_per_task`. recipe: the content of `recipe.yaml` in a launch's folder. restarts: how often
+    a job is requeued after an unexpected end that has left a newer checkpoint; None for workers."""
 
     run: Path
     settings: dict[str, Any]
@@ -72,6 +104,7 @@ class Jobs:
     count: int = 1
     srun_args: tuple[str, ...] = ()
     recipe: str | None = None
+    restarts: int | None = None
 
     @property
     def script(self) -> str:
@@ -111,6 +144,10 @@ class Jobs:
         if "%" in str(folder):
             raise expected("--out", "a folder without % in its path, as SLURM fills in such names", str(folder))
         settings, cpus = self.settings, self.settings.get("cpus_per_task", self.cpus)
+        paths = {"checkpoints": self.run.absolute() / "checkpoints", "reported": folder / REPORTED}
+        paths |= {"counted": folder / "restarts.txt"}
+        words = {name: shlex.quote(str(path)) for name, path in paths.items()} | {"restarts": str(self.restarts)}
+        around = [text.format(**words) for text in (BEFORE_SRUN, AFTER_SRUN) if self.restarts is not None]
         executor = _Executor(folder)
         executor.update_parameters(
             time=settings["time"],
@@ -131,7 +168,9 @@ class Jobs:
             setup=[
                 f"export PYTHONPATH={shlex.quote(str(folder / 'code'))}${{PYTHONPATH:+:$PYTHONPATH}}",
                 f"export OMP_NUM_THREADS=${{OMP_NUM_THREADS:-{cpus}}}",
+                *around[:1],
             ],
+            teardown=around[1:],
         )
         return executor
 
@@ -164,6 +203,7 @@ def task(main: Callable[[list[str]], int], recipe: str, run: str) -> None:
         if os.environ["RANK"] != "0" and (why := read_json(note)):
             print(f"canonlm: {why['message']}", flush=True)
     if code:
+        Path(recipe).with_name(REPORTED).touch()
         raise SystemExit(code)
 
 
@@ -187,8 +227,8 @@ def split(pairs: Iterable[str]) -> tuple[list[str], list[str]]:
 
 
 def parse(pairs: Iterable[str]) -> dict[str, Any]:
-    """The job's settings: COUNTS as integers, `time` in minutes, OPTIONS as texts. ValueError for a wrong setting, or
-    settings that exclude each other."""
+    """The job's settings: COUNTS and `restarts` as integers, `time` in minutes, OPTIONS as texts. ValueError for a
+    wrong setting, or settings that exclude each other."""
     settings: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
@@ -201,12 +241,16 @@ def parse(pairs: Iterable[str]) -> dict[str, Any]:
             if not re.fullmatch(r"[1-9]\d*", value):
                 raise expected(key, "an integer >= 1", value)
             settings[key] = int(value)
+        elif key == "restarts":
+            if not re.fullmatch(r"\d+", value):
+                raise expected(key, "an integer >= 0", value)
+            settings[key] = int(value)
         elif key == "time":
             settings[key] = _minutes(value)
         elif key in OPTIONS:
             settings[key] = True if value == "true" else value
         else:
-            raise unknown("SLURM setting", key, [*COUNTS, "time", *OPTIONS])
+            raise unknown("SLURM setting", key, [*COUNTS, "restarts", "time", *OPTIONS])
     if "time" not in settings:
         raise ValueError("time: missing; expected the time limit of the job, such as time=24:00:00")
     if "gpus" not in settings and "tasks" not in settings:
