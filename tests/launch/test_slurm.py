@@ -341,7 +341,8 @@ def rows(run):
 def task_pids(job):
     """`scontrol listpids`: PID JOBID STEPID LOCALID GLOBALID; the batch script is a step of another name."""
     lines = [line.split() for line in command("scontrol", "listpids", job).splitlines()[1:]]
-    result = [int(pid) for pid, _, step, local, _ in lines if step == "0" and local.isdigit()]
+    tasks = sorted((int(local), int(pid)) for pid, _, step, local, _ in lines if step == "0" and local.isdigit())
+    result = [pid for _, pid in tasks]
     assert len(result) == 2, lines
     return result
 
@@ -430,11 +431,11 @@ def test_a_run_that_ends_unexpectedly_goes_on(tiny, tmp_path, real_slurm):
     def newest():
         return max((int(path.name[5:]) for path in (run / "checkpoints").glob("step-*")), default=0)
 
-    def send(number, text, kind, after):
-        """Send a signal to the second task once there are rows of `after`, and wait until the job's shell says so."""
+    def send(number, text, kind, after, task=1):
+        """Send a signal to a task once there are rows of `after`, and wait until the job's shell says so."""
         until(lambda: len(rows(run)) > after, text)
         count = text().count("a task ended unexpectedly")
-        os.kill(task_pids(number)[1], kind)
+        os.kill(task_pids(number)[task], kind)
         until(lambda: text().count("a task ended unexpectedly") > count, text)
         return [line for line in text().splitlines() if "a task ended unexpectedly" in line][-1]
 
@@ -447,7 +448,7 @@ def test_a_run_that_ends_unexpectedly_goes_on(tiny, tmp_path, real_slurm):
     number, _, text = begin("restarts=1", f"train.steps={steps}")
     line = send(number, text, signal.SIGKILL, 120)
     assert f"; job {number} is requeued and will continue after step 00000" in line
-    line = send(number, text, signal.SIGKILL, newest() + 130)
+    line = send(number, text, signal.SIGKILL, newest() + 130, task=0)
     assert line.endswith("the job is not requeued, as restarts=1 is reached")
     settled(number, text, "FAILED", 1)
 
