@@ -32,8 +32,7 @@ SIGNAL_DELAY_S = 120
 """Seconds from the signal that announces the time limit to the limit: time for the current step, and for saving."""
 
 RESTARTS = 10
-"""The default of `restarts`. A restart needs a newer checkpoint, so this only bounds runs that fail again and again.
-1,024 GPUs that fail as often as those of Llama 3 (419 times in 54 days on 16,384 GPUs) reach it in three weeks."""
+"""The default of `restarts`. A restart needs a newer checkpoint, so this only bounds runs that fail again and again."""
 
 COUNTS = ["nodes", "gpus", "tasks", "cpus_per_task", "signal_delay_s"]  # gpus and tasks are per node
 
