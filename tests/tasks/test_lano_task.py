@@ -98,8 +98,8 @@ def test_explanations_of_verdicts(tiny):
         ([0, 1, 2, 1], f"got nothing; {message} 1 the sentence is not complete"),
         ([], f"got nothing; {message} 1 the sentence is not complete"),
         ([1, 3, 2, 2], f"got 4 tokens; {message} 2 expected 1 … 2, got <3>"),
-        ([1, True, 2, 2], f"got 4 tokens; {message} 2 expected 1 … 2, got <None>"),
-        ([1, 2, 2, 2.0], f"got 4 tokens; {message} 4 expected 1 … 2, got <None>"),
+        ([1, True, 2, 2], f"got 4 tokens; {message} 2 expected 1 … 2, got <True>"),
+        ([1, 2, 2, 2.0], f"got 4 tokens; {message} 4 expected 1 … 2, got <2.0>"),
         ([1, 2, 2, 2, 1, 1], f"got 6 tokens; {message} 5 no sentence that starts like this goes on with 1"),
     ):
         (verdict,) = tiny.grade(sample, [output])
@@ -110,6 +110,8 @@ def test_one_flat_answer_may_be_as_long_as_the_sample(tiny):
     sample = tiny.read([0, 1, 2, 2, 2])
     assert tiny.grade(sample, [1, 2, 2, 2, 0])[0].correct  # an answer and its end
     assert tiny.grade(sample, [0, 1, 2, 2, 2])[0].correct  # position by position
+    for first in (-1, 0.0, True, None, "0"):  # no bos
+        assert not tiny.grade(sample, [first, 1, 2, 2, 2])[0].correct
     assert not tiny.grade(sample, [0, 2, 2, 2, 0])[0].correct
     assert tiny.grade(sample, [1, 1, 2, 0, 1])[0].correct
 

@@ -1,6 +1,5 @@
 """The interface of tasks: `sample` draws, `windows` packs for training, `grade` checks answers, `show` prints."""
 
-import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from random import Random
@@ -26,6 +25,7 @@ from canonlm.tasks.records import (
     Vocab,
     as_instance,
     plain_slice,
+    token_id,
 )
 from canonlm.tasks.spec import TaskSpec
 
@@ -187,7 +187,7 @@ class Task:
         if not isinstance(raw := self.draw(rng_of(state, gamma), test), Instance | Iterable):
             raise expected(key, "tokens with Answers, or an Instance", raw)
         drawn = as_instance(raw)
-        tokens = [names.get(token, -1) if isinstance(token, str) else _id(token) for token in drawn.tokens]
+        tokens = [names.get(token, -1) if isinstance(token, str) else token_id(token) for token in drawn.tokens]
         for token, id in zip(drawn.tokens, tokens, strict=True):
             if not 0 <= id < len(self.vocab):
                 raise expected(key, f"names or ids of the {len(self.vocab)} tokens of the vocabulary", token)
@@ -238,7 +238,7 @@ class Task:
     def _judge(self, sample: Sample, query: Query, answer: list[Any] | None) -> Verdict:
         expected_answer = sample.labels[query.start : query.stop].tolist()
         answer = (answer or [])[: len(expected_answer)]
-        if answer == expected_answer and not any(isinstance(token, bool | float) for token in answer):
+        if [token_id(token) for token in answer] == expected_answer:
             return Verdict(True, query.slice, "")
         got = f"'{self.vocab.text(answer)}'" if answer else "nothing"
         return Verdict(False, query.slice, f"expected '{self.vocab.text(expected_answer)}', got {got}")
@@ -286,11 +286,6 @@ class Task:
 def _brief(value: Any) -> str:
     shown = repr(value)
     return shown if len(shown) <= LONGEST_SHOWN else f"{shown[:LONGEST_SHOWN]}…"
-
-
-def _id(token: object) -> int:
-    """The token as an int; -1 if it is not an integer, or a bool."""
-    return operator.index(token) if isinstance(token, int | np.integer) and not isinstance(token, bool) else -1
 
 
 def _ids(tokens: Any) -> np.ndarray:

@@ -23,6 +23,7 @@ from canonlm.tasks.depo import size_distribution
 from canonlm.tasks.describe import Scale, counted
 from canonlm.tasks.packing import IGNORE, compile_loop
 from canonlm.tasks.random import below, draw_index, shuffle, stream, two_below
+from canonlm.tasks.records import token_id
 from canonlm.tasks.spec import TaskSpec
 from canonlm.tasks.tokens import Names, PlainNames, check_names, draw_names, room_for_names, write_name
 
@@ -180,11 +181,10 @@ class Brevo(Task):
         """The names up to the end token, and what is wrong with the ending ("" if nothing is)."""
         names, unfinished = [], []
         for token in tokens:
-            is_token = isinstance(token, int | np.integer) and not isinstance(token, bool)
-            if is_token and token == END:
+            if (number := token_id(token)) == END:
                 break
             unfinished.append(token)
-            if is_token and self.names.first_final <= token < self.names.stop:
+            if self.names.first_final <= number < self.names.stop:
                 names.append(self.vocab.text(unfinished))
                 unfinished = []
         else:

@@ -104,6 +104,11 @@ class Malformed(ValueError):
         super().__init__(f"position {position}: {what}")
 
 
+def token_id(token: object) -> int:
+    """The token as an int; -1 if it is not an integer, or a bool."""
+    return int(token) if isinstance(token, int | np.integer) and not isinstance(token, bool) else -1
+
+
 class Vocab:
     """The tokens in order: names for people, ids for models. `markers` structure a sample, the others carry content."""
 
@@ -123,8 +128,8 @@ class Vocab:
 
     def name(self, token: object) -> str:
         """The token's name; for anything else a name such as <99999>, <-1>, <None>."""
-        if isinstance(token, int | np.integer) and not isinstance(token, bool) and 0 <= token < len(self.names):
-            return self.names[int(token)]
+        if 0 <= (number := token_id(token)) < len(self.names):
+            return self.names[number]
         try:
             shown = repr(token)[1:-1] if isinstance(token, str) else str(token)  # escapes line breaks
         except Exception:  # an integer too long to print, lists nested too deeply, an object with a broken __str__

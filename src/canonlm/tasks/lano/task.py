@@ -21,6 +21,7 @@ from canonlm.tasks.describe import Measure, Scale, Score
 from canonlm.tasks.lano.grammar import BUILT_IN, Grammar
 from canonlm.tasks.lano.sampling import BOS, Packed, loop
 from canonlm.tasks.lano.text import content_of
+from canonlm.tasks.records import token_id
 from canonlm.tasks.spec import TaskSpec
 
 CUT = 50  # tokens given in the second query
@@ -127,34 +128,34 @@ class Lano(Task):
         with the bos that ends it can be just as long.
         """
         flat = output.tolist() if hasattr(output, "tolist") else output
-        if isinstance(flat, list | tuple) and len(flat) == len(sample.tokens) and _token(flat[0]) not in (None, BOS):
+        as_long = isinstance(flat, list | tuple) and len(flat) == len(sample.tokens)
+        if as_long and np.ndim(flat[0]) == 0 and token_id(flat[0]) != BOS:
             output = [flat]
         return super().grade(sample, output)
 
     def _judge(self, sample: Sample, query: Query, answer: list[Any] | None) -> Verdict:
-        tokens = [_token(token) for token in answer or []]
-        if BOS in tokens:
-            tokens = tokens[: tokens.index(BOS)]
+        ids = [token_id(token) for token in answer or []]
+        tokens = (answer or [])[: ids.index(BOS) if BOS in ids else None]
         flaw = self._flaw([*sample.tokens[1 : query.start].tolist(), *tokens])
         if flaw is None:
             return Verdict(True, query.slice, "")
         got = f"got {len(tokens)} tokens" if tokens else "got nothing"
         return Verdict(False, query.slice, f"{got}; not in the language: at token {flaw[0]} {flaw[1]}")
 
-    def _flaw(self, sentence: Sequence[int | None]) -> tuple[int, str] | None:
+    def _flaw(self, sentence: Sequence[object]) -> tuple[int, str] | None:
         """(number of the token, counted from 1, and what is wrong there), or None for a sentence of the language."""
         terminals = len(self.vocab) - 1
         # max_len counts the bos, so this keeps one token more than the longest sentence has: enough to reject it.
-        sentence = sentence[: self.max_len]
-        for number, token in enumerate(sentence, 1):
-            if token is None or not 1 <= token <= terminals:
+        ids = [token_id(token) for token in sentence[: self.max_len]]
+        for number, (token, at) in enumerate(zip(sentence, ids, strict=False), 1):
+            if not 1 <= at <= terminals:
                 return number, f"expected 1 … {terminals}, got {self.vocab.name(token)}"
-        if self.grammar.contains(sentence):
+        if self.grammar.contains(ids):
             return None
-        dead = self.grammar.first_dead(sentence)
+        dead = self.grammar.first_dead(ids)
         if dead is None:
-            return len(sentence) + 1, "the sentence is not complete"
-        return dead + 1, f"no sentence that starts like this goes on with {sentence[dead]}"
+            return len(ids) + 1, "the sentence is not complete"
+        return dead + 1, f"no sentence that starts like this goes on with {ids[dead]}"
 
     def sampler(self, test: bool) -> Sampler:
         return loop, Packed(self.grammar.tables, len(self.grammar.rules), self.grammar.max_len)
@@ -167,11 +168,6 @@ class Lano(Task):
         if n > CUT:  # its question is not marked: those tokens are part of the answer to the first query
             queries.append(Query(CUT + 1, n + 1, {"from": "cut"}, CUT + 1))
         return {"n": n}, tuple(queries)
-
-
-def _token(token: object) -> int | None:
-    """The token as an int, or None if it cannot be an id."""
-    return int(token) if isinstance(token, int | np.integer) and not isinstance(token, bool) else None
 
 
 def _name_or_rules(grammar: str) -> str:
