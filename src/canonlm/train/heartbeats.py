@@ -181,7 +181,8 @@ def _about(count: int, exchanges: int = 0) -> str:
 
 
 def _exchanges() -> int:
-    """The number of exchanges that this process has begun so far in all its groups, by torch's flight recorder."""
+    """The number of exchanges that this process has begun so far in all its groups, by torch's flight recorder; 0 if it
+    records none, as with gloo in torch 2.10."""
     recorders = [getattr(c10d, f"_dump_{name}_trace_json", None) for name in ("fr", "nccl")]
-    groups = [group for dump in recorders if dump for group in json.loads(dump(False))["pg_status"].values()]
-    return sum(int(group["last_enqueued_collective"]) for group in groups)
+    groups = [group for dump in recorders if dump for group in json.loads(dump(False)).get("pg_status", {}).values()]
+    return sum(int(group.get("last_enqueued_collective", 0)) for group in groups)
