@@ -21,6 +21,7 @@ from filelock import Timeout
 from canonlm.core.distributed import Votes, World
 from canonlm.core.errors import expected
 from canonlm.core.files import append, lock, make_folder, remove_leftovers, write_json
+from canonlm.core.ranks import ranks
 from canonlm.data.windows import batches
 from canonlm.models import causality
 from canonlm.runs import folder as run_folder
@@ -63,10 +64,10 @@ def train(config: RunConfig, folder: Path, on_row: OnRow = lambda row: None) -> 
     another worker has taken the run over. FloatingPointError: the loss, the gradient or a weight is no longer finite.
     """
     threads = torch.get_num_threads()
-    # Where NCCL's flight recorder writes what each process did last, when an exchange takes too long; two names, as
+    # Where NCCL's flight recorder writes what each process did last, when an exchange takes too long. Two names, as
     # PyTorch has renamed it.
-    for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
-        os.environ.setdefault(name, str(folder / "flight-rank-"))
+    for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE") if ranks()[1] > 1 else ():
+        os.environ.setdefault(name, str(folder.absolute() / "flight-rank-"))
     try:
         exact = deterministic(config.train.deterministic)
         with exact, world_of(config) as world, recording_failure(), data.read_once():
