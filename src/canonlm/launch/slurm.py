@@ -202,7 +202,7 @@ def task(main: Callable[[list[str]], int], recipe: str, run: str) -> None:
         if os.environ["RANK"] != "0" and (why := read_json(note)):
             print(f"canonlm: {why['message']}", flush=True)
     if code:
-        Path(recipe).with_name(REPORTED).touch()
+        write_text(Path(recipe).with_name(REPORTED), "")
         raise SystemExit(code)
 
 
