@@ -151,7 +151,7 @@ def slow(rng, test):
 
 
 @pytest.mark.skipif(Version(torch.__version__) < Version("2.13"), reason="torch 2.10 does not record gloo's exchanges")
-@pytest.mark.every(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_slow_process_is_named_and_waited_for(tiny, processes, tmp_path, rank):
     """Its heartbeats go on: it reads data, say, from a disk that does not answer."""

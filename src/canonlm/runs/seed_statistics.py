@@ -12,10 +12,10 @@ Measures other than accuracies have no bounds, so both of their readings are the
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,8 @@ do not, with equal means and any probability (by enumeration at most 4.4 %; with
 
 HALVINGS = 40
 """Halvings of the range of scores, 0 to 1, in which a bound is sought."""
+MANY = 100
+"""For as many numbers, numba computes a bound: it takes a second to load, and a thousand numbers take that long."""
 
 
 class Interval(NamedTuple):
@@ -131,23 +133,34 @@ def gaffke_interval(values: Sequence[float], level: float = LEVEL) -> Interval:
 
 def _lower_bound(values: Sequence[float], level: float) -> float:
     """The level quantile of the mean of `values` and 0 with weights drawn uniformly from the simplex."""
-    low, high = 0.0, 1.0
+    numbers, low, high = np.array(values), 0.0, 1.0
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        low, high = (middle, high) if _share_below(middle, values) < level else (low, middle)
+        above, below = numbers[numbers >= middle] - middle, np.append(middle, middle - numbers[numbers < middle])
+        few = len(numbers) < MANY
+        share = _share_below(above.tolist(), below.tolist()) if few else _compiled()(above, below)
+        low, high = (middle, high) if share < level else (low, middle)
     return low
 
 
-def _share_below(at: float, values: Sequence[float]) -> float:
-    """The probability that this mean is below `at`: the part of a simplex on one side of a plane, by the recursion of
-    Varsi (1973). Each of its steps is a mean of two numbers, so it loses no digits."""
-    above = [value - at for value in values if value >= at]
+def _share_below(above: Any, below: Any) -> float:
+    """The probability that this mean is below a number: the part of a simplex on one side of a plane, by the recursion
+    of Varsi (1973). Each of its steps is a mean of two numbers, so it loses no digits. above, below: the distances of
+    the numbers on each side of it."""
     shares = [0.0] * len(above)
-    for below in [at, *(at - value for value in values if value < at)]:
-        share = 1.0
+    last = 1.0
+    for distance_below in below:
+        last = 1.0
         for i, distance in enumerate(above):
-            share = shares[i] = (distance * shares[i] + below * share) / (distance + below)
-    return shares[-1] if shares else 1.0
+            last = shares[i] = (distance * shares[i] + distance_below * last) / (distance + distance_below)
+    return last
+
+
+@cache
+def _compiled() -> Callable[[Values, Values], float]:
+    from canonlm.core.numba_cache import njit
+
+    return njit(cache=True)(_share_below)
 
 
 # -- two architectures ------------------------------------------------------------------------------------------------
