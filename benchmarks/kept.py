@@ -2,6 +2,7 @@
 
 python benchmarks/kept.py copying-micro first=all [SEED_SET [FIRST_SEED]]
 python benchmarks/kept.py text-micro loss_beyond 0 200
+python benchmarks/kept.py s3-words n=8 0 200 +canon=64   # all pairs with and without it; 64 questions a run
 """
 
 import csv
@@ -11,6 +12,7 @@ from statistics import mean
 
 from canonlm.experiments.grid import SEEDS_OF_A_SET
 from canonlm.experiments.ledger import OWN_RESULTS
+from canonlm.runs.seed_statistics import LEVEL, normal_difference, safe_difference
 
 
 def by_seed(
@@ -32,7 +34,25 @@ def by_seed(
     return dict(sorted(by_arm.items()))
 
 
+def print_pairs(scores: dict[str, list[float]], added: str, questions: int) -> None:
+    """The means without and with `added`, and the safe and the normal interval of the difference, in points."""
+    pairs = [(arm, arm + added) for arm in scores if arm + added in scores]
+    for arm, other in pairs:
+        values = [[value / 100 for value in scores[name]] for name in (other, arm)]
+        intervals = [of(*values, questions, LEVEL / len(pairs)) for of in (safe_difference, normal_difference)]
+        shown = (
+            f"{name} {100 * low:.0f} to {100 * high:.0f}"
+            for name, (low, high) in zip(("safe", "normal"), intervals, strict=True)
+        )
+        print(arm, f"{mean(scores[arm]):.0f} -> {mean(scores[other]):.0f}", *shown, sep="\t")
+
+
 if __name__ == "__main__":
+    if len(sys.argv) > 5:
+        added, _, questions = sys.argv[5].partition("=")
+        by_arm = {arm: list(seeds.values()) for (arm, _, _), seeds in by_seed(*sys.argv[1:5]).items()}
+        print_pairs(by_arm, added, int(questions))
+        sys.exit()
     for arm, seeds in by_seed(*sys.argv[1:]).items():
         values = sorted(seeds.values())
         print(*arm, "seeds", *(f"{value:.4g}" for value in values), "mean", f"{mean(values):.4g}", sep="\t")
