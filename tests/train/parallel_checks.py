@@ -380,13 +380,16 @@ def computes_in_bf16(world, family, **layout):
 
 
 def compiles(world, family, **layout):
-    """With tensor or context parallelism, all of the compiler but its generated code, which FSDP's check runs."""
+    """The blocks once for all. With tensor or context parallelism, all of the compiler but its generated code, which
+    FSDP's check runs."""
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     backend = "aot_eager" if world.tp * world.cp > 1 else "inductor"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "compile", partial(torch.compile, backend=backend))
         ours = Trained(FAMILIES[family], run_config(train={"compile": True}, **layout), world)
     for result, expected in zip(ours.losses(3), expected_losses(world, family), strict=False):
         assert abs(result / expected - 1) < 1e-4
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs + 1
     assert list(ours.weights()) == list(Trained(FAMILIES[family], run_config(), ALONE).weights())
 
 

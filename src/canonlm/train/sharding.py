@@ -46,6 +46,8 @@ def parallelize(
     ValueError: the model cannot be split into `parallel.tp` parts, or its windows into `parallel.cp`.
     """
     parallel, mesh = config.parallel, world.mesh
+    # One object for all blocks: compiled code tells meshes apart by identity.
+    split = mesh["tp"] if mesh is not None and parallel.tp > 1 else None
     on_meta = mesh is not None or resumed
     model = make("meta" if on_meta else "cpu")
     model.check_tensor_parallel(parallel.tp)
@@ -67,8 +69,8 @@ def parallelize(
             initial.place(name)
         if parallel.float8:
             _to_float8(block)
-        if mesh is not None and parallel.tp > 1:
-            model.split_block(block, mesh["tp"])
+        if split is not None:
+            model.split_block(block, split)
         # Set on the instance: a wrapper would change the parameters' names. FSDP's hooks stay outside.
         if parallel.activation_checkpointing in ("selective", "full"):
             block.forward = recomputed(block.forward, selective=parallel.activation_checkpointing == "selective")
@@ -78,8 +80,8 @@ def parallelize(
             _shard(block, config, mesh)
     if initial is not None:
         initial.place("")
-        if mesh is not None and parallel.tp > 1:
-            model.split_ends(mesh["tp"])
+        if split is not None:
+            model.split_ends(split)
         model.module.tie_weights()
     if mesh is not None:
         if model.ends:
