@@ -75,14 +75,33 @@ def test_a_layer_equals_the_equations(mixer):
 VALUES = {"mixer_options": {"rwkv7": {"value_residual": True}}}
 
 
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_initial_values_are_those_of_the_release(small_model, layer):
+    config = small_model(mixers=["rwkv7"], num_hidden_layers=3, canon_set="b", **VALUES).config
+    mixer = CanonLMForCausalLM(config).model.layers[layer].mixer
+    weights = {name: weight.tolist() for name, weight in mixer.named_parameters()}
+    depth, rest = layer / 2, 1 - layer / 3
+    for i in range(HIDDEN):
+        z = (i % WIDTH - (WIDTH - 1) / 2) / ((WIDTH - 1) / 2)
+        line, zigzag = i / (HIDDEN - 1) - 0.5, z * abs(z)
+        expected = {
+            "decay_proj.1.bias": -6 + 6 * (i / (HIDDEN - 1)) ** (1 + depth**0.3) + 0.5 + 2.5 * zigzag,
+            "rate_proj.1.bias": -0.19 + 0.3 * zigzag + 0.4 * line,
+            **{"removal": 0.71 - 0.1 * line, "share": 1.02, "bonus": -0.04},
+            **{"norm_weight": ((layer + 1) / 3) ** 0.7, "norm_bias": 0},
+            **({"value_proj.1.bias": 0.73 - 0.4 * line} if layer else {}),
+        }
+        assert {name: weights[name][i] for name in expected} == pytest.approx(expected, abs=1e-5)
+        shifts = [1 - (i / HIDDEN) ** (power * rest) for power in (0.2, 0.7, 0.7, 0.9, 0.9, 0.2)]
+        assert [row[i] for row in weights["shifts"]] == pytest.approx(shifts, abs=1e-5)
+
+
 def test_later_layers_mix_the_first_values_into_theirs(small_model):
     """Layers 1 and 3 are of RWKV-7, after one of attention; each layer's input is what the model gave it."""
     model = small_model(mixers=["attention", "rwkv7"], num_hidden_layers=6, canon_sets=["", "b"], **VALUES)
     mixers = [model.model.layers[i].mixer for i in (1, 3, 5)]
     assert [hasattr(mixer, "value_proj") for mixer in mixers] == [False, True, True]
     assert mixers[1].value_proj[0].weight.shape == (32, HIDDEN)
-    fresh = CanonLMForCausalLM(model.config).model.layers[3].mixer.value_proj
-    assert (fresh[1].bias == 1).all()
     calls = []
     for mixer in mixers:
         mixer.register_forward_hook(lambda _, inputs, outputs: calls.append((inputs[0][0], outputs[0][0])))

@@ -115,23 +115,6 @@ def _constant(value: float, x: Tensor, generator: torch.Generator) -> None:
     x.fill_(value)
 
 
-def uniform(low: float, high: float) -> Fill:
-    return partial(_uniform, low, high)
-
-
-def _uniform(low: float, high: float, x: Tensor, generator: torch.Generator) -> None:
-    x.uniform_(low, high, generator=generator)
-
-
-def ramp(first: float, last: float) -> Fill:
-    """Evenly spaced values."""
-    return partial(_ramp, first, last)
-
-
-def _ramp(first: float, last: float, x: Tensor, generator: torch.Generator) -> None:
-    x.copy_(torch.linspace(first, last, len(x), dtype=x.dtype, device=x.device))
-
-
 def normal(std: float) -> Fill:
     return partial(_normal, std)
 

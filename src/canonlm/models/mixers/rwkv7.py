@@ -7,10 +7,11 @@
 Peng et al. 2025 (arXiv 2503.14456), Section 4. Each of the six projections of x reads a mean of x_t and x_{t-1} with
 weights of its own per channel (the token shift, site b; without it x_t alone). With `value_residual`, later layers
 mix the values of the first one into theirs: v_t + sigmoid(n_0 + N_2 N_1 x_t) * (v_first,t - v_t), where x_t is what v_t
-was made from. Left out: initial values that depend on the layer.
+was made from. Initial values are those of the release (github.com/BlinkDL/RWKV-LM, RWKV-v7, 2025), but for linear maps.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -22,14 +23,16 @@ from canonlm.canon.sites import OF_MIXER, SHORT_CONV
 from canonlm.canon.variants import TokenShift
 from canonlm.core.errors import expected
 from canonlm.models.cache import Layout
-from canonlm.models.initialize import add_parameters, constant, ones, ramp, uniform, zeros
+from canonlm.models.initialize import Fill, add_parameters, constant, zeros
 from canonlm.models.mixers.base import CHUNK, DERIVED, Architecture, register
 from canonlm.models.mixers.gdn import delta_flops, larger_chunks
 from canonlm.models.mixers.recurrent import KeyValueOptions, LowRank, RecurrentMixer, at_least_float32, mask_out, unit
 from canonlm.models.settings import Config
 from canonlm.ops.generalized_delta_rule import generalized_delta_rule
 
-READERS = "q", "k", "v", "decay", "rate", "gate"  # projections of x; q is the receptance r, rate is a
+READERS = {"q": 0.2, "k": 0.7, "v": 0.7, "decay": 0.9, "rate": 0.9, "gate": 0.2}
+"""The projections of x (q is the receptance r, rate is a). The larger the number, the more of the token before do they
+read at first."""
 
 
 @dataclass
@@ -76,17 +79,22 @@ class RWKV7(RecurrentMixer):
         key_dim, value_dim = options.key_head_dim, options.value_head_dim
         keys, values = options.num_heads * key_dim, options.num_heads * value_dim
         self.add_projections({"q": keys, "k": keys, "v": values})
-        self.decay_proj = LowRank(config, hidden, options.decay_rank, keys, start=ramp(-6.5, -1.5), between=torch.tanh)
-        self.rate_proj = LowRank(config, hidden, options.rate_rank, keys)
+        heads, layers = options.num_heads, config.num_hidden_layers
+        decays = by_channel(-5.5, 6, power=1 + (layer_idx / max(layers - 1, 1)) ** 0.3, zigzag=2.5, heads=heads)
+        rates = by_channel(-0.39, 0.4, zigzag=0.3, heads=heads)
+        self.decay_proj = LowRank(config, hidden, options.decay_rank, keys, start=decays, between=torch.tanh)
+        self.rate_proj = LowRank(config, hidden, options.rate_rank, keys, start=rates)
         self.gate_proj = LowRank(config, hidden, options.gate_rank, values, bias=False, between=torch.sigmoid)
         self.hands_on = options.value_residual
         if self.hands_on and layer_idx != config.mixers.index(self.name):
-            self.value_proj = LowRank(config, hidden, options.value_rank, values, start=ones)
-        add_parameters(self, removal=(constant(0.85), keys), share=(ones, keys), bonus=(zeros, keys))
-        add_parameters(self, norm_weight=(ones, values), norm_bias=(zeros, values))
+            self.value_proj = LowRank(config, hidden, options.value_rank, values, start=by_channel(0.93, -0.4))
+        removal, scale = by_channel(0.76, -0.1), constant(((layer_idx + 1) / layers) ** 0.7)
+        add_parameters(self, removal=(removal, keys), share=(constant(1.02), keys), bonus=(constant(-0.04), keys))
+        add_parameters(self, norm_weight=(scale, values), norm_bias=(zeros, values))
         if SHORT_CONV in self.sites:
             self.x_conv1d = TokenShift(hidden)
-            add_parameters(self, shifts=(uniform(0, 1), len(READERS), hidden))
+            shifts = partial(_shifts, 1 - layer_idx / layers)
+            add_parameters(self, shifts=(shifts, len(READERS), hidden))
         self.add_canons(self.widths, {"q": key_dim, "k": key_dim, "v": value_dim})
         self.o_proj = nn.Linear(values, hidden, bias=False)
 
@@ -128,3 +136,22 @@ class RWKV7(RecurrentMixer):
     def by_head(self, x: Tensor) -> Tensor:
         devices = 1 if self.group is None else self.group.size()
         return on_this_device(x).unflatten(-1, (self.options.num_heads // devices, -1))
+
+
+def by_channel(first: float, rise: float, *, power: float = 1.0, zigzag: float = 0.0, heads: int = 1) -> Fill:
+    """For channel i of n: first + rise (i / (n - 1))^power + zigzag z |z|, where z goes from -1 to 1 in each head."""
+    return partial(_by_channel, first, rise, power, zigzag, heads)
+
+
+def _by_channel(
+    first: float, rise: float, power: float, zigzag: float, heads: int, x: Tensor, generator: torch.Generator
+) -> None:
+    line = partial(torch.linspace, dtype=x.dtype, device=x.device)
+    z = line(-1, 1, len(x) // heads).repeat(heads)
+    x.copy_(first + rise * line(0, 1, len(x)) ** power + zigzag * z * z.abs())
+
+
+def _shifts(depth: float, x: Tensor, generator: torch.Generator) -> None:
+    """Less of the token before in later channels and layers. depth: the share of layers that are left."""
+    channels = torch.arange(x.shape[1], dtype=x.dtype, device=x.device) / x.shape[1]
+    x.copy_(1 - torch.stack([channels ** (power * depth) for power in READERS.values()]))
