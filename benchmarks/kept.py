@@ -3,6 +3,7 @@
 python benchmarks/kept.py copying-micro first=all [SEED_SET [FIRST_SEED]]
 python benchmarks/kept.py text-micro loss_beyond 0 200
 python benchmarks/kept.py s3-words n=8 0 200 +canon=64   # all pairs with and without it; 64 questions a run
+python benchmarks/kept.py text-micro-depths loss 0 400 +canon   # of a measure
 """
 
 import csv
@@ -34,24 +35,25 @@ def by_seed(
     return dict(sorted(by_arm.items()))
 
 
-def print_pairs(scores: dict[str, list[float]], added: str, questions: int) -> None:
-    """The means without and with `added`, and the safe and the normal interval of the difference, in points."""
-    pairs = [(arm, arm + added) for arm in scores if arm + added in scores]
-    for arm, other in pairs:
-        values = [[value / 100 for value in scores[name]] for name in (other, arm)]
-        intervals = [of(*values, questions, LEVEL / len(pairs)) for of in (safe_difference, normal_difference)]
-        shown = (
-            f"{name} {100 * low:.0f} to {100 * high:.0f}"
-            for name, (low, high) in zip(("safe", "normal"), intervals, strict=True)
-        )
-        print(arm, f"{mean(scores[arm]):.0f} -> {mean(scores[other]):.0f}", *shown, sep="\t")
+def print_pairs(by_arm: dict[tuple[str, str, str], dict[int, float]], added: str, questions: int | None) -> None:
+    """The means without and with `added`, and the safe and the normal interval of the difference: in points, if every
+    run has answered this many questions."""
+    unit, form = (100, "{:.0f}") if questions else (1, "{:.3f}")
+    scores = {(arm, size): [value / unit for value in seeds.values()] for (arm, size, _), seeds in by_arm.items()}
+    pairs = [((arm, size), (arm + added, size)) for arm, size in scores if (arm + added, size) in scores]
+    for without, with_it in pairs:
+        values = scores[with_it], scores[without]
+        shown = " -> ".join(form.format(unit * mean(each)) for each in reversed(values))
+        for name, of in (("safe", safe_difference), ("normal", normal_difference)):
+            ends = (form.format(unit * end) for end in of(*values, questions, LEVEL / len(pairs)))
+            shown += f"\t{name} {' to '.join(ends)}"
+        print(*without, shown, sep="\t")
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 5:
         added, _, questions = sys.argv[5].partition("=")
-        by_arm = {arm: list(seeds.values()) for (arm, _, _), seeds in by_seed(*sys.argv[1:5]).items()}
-        print_pairs(by_arm, added, int(questions))
+        print_pairs(by_seed(*sys.argv[1:5]), added, int(questions) if questions else None)
         sys.exit()
     for arm, seeds in by_seed(*sys.argv[1:]).items():
         values = sorted(seeds.values())
