@@ -31,7 +31,7 @@ from canonlm.models.settings import Config
 from canonlm.ops.generalized_delta_rule import generalized_delta_rule
 
 READERS = {"q": 0.2, "k": 0.7, "v": 0.7, "decay": 0.9, "rate": 0.9, "gate": 0.2}
-"""The projections of x (q is the receptance r, rate is a). The larger the number, the more of the token before do they
+"""The projections of x: q is the receptance r, rate is a. The larger its number, the more of the token before does one
 read at first."""
 
 
