@@ -179,13 +179,18 @@ def test_a_company_is_in_its_city():
         task.read(mixed)
 
 
-def test_chance_is_the_likeliest_value():
+def test_chance_is_the_likeliest_value_that_fits_the_text_before():
     task = capo()
     cities = task.text.pools.company_city
     expected = {"birth date": 1 / 67_200, "birth city": 1 / 200, "university": 1 / 300, "field": 1 / 100}
-    expected |= {"company": 1 / 263, "company city": max(map(cities.count, cities)) / 263}
+    likeliest = {"company": 1 / 263, "company city": max(map(cities.count, cities)) / 263}
+    expected |= {"company": (len({*cities}) / 263 + 1 / 263) / 2, "company city": (1 + likeliest["company city"]) / 2}
     assert {attribute: task.chance({"attribute": attribute}) for attribute in ATTRIBUTES} == pytest.approx(expected)
-    assert task.chance({"question": "field"}) == 0.01
+    for kind, value in likeliest.items():
+        assert task.chance({"question": kind}) == pytest.approx(value)
+    in_order = capo(permute=False)
+    assert in_order.chance({"attribute": "company city"}) == pytest.approx(likeliest["company city"])
+    assert in_order.chance({"attribute": "company"}) == len({*cities}) / 263
 
 
 def test_tokens_that_never_occur_change_only_the_models_size():

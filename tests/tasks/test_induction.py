@@ -1,7 +1,10 @@
 """Induction: an independent reader and the distribution."""
 
 from collections import Counter
+from itertools import pairwise
 
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,3 +38,13 @@ def test_rows_are_equally_likely(documents, fits):
     chosen = Counter((doc[1:-2].index(doc[-2]) == place[0], doc[-1]) for doc, place in zip(docs, places, strict=True))
     fits(chosen.values())
     fits(Counter(tuple(token for token in doc[1:-2] if token < 3) for doc in docs).values())
+
+
+@pytest.mark.parametrize("shown", [1, 3])
+def test_chance_is_what_guessing_scores(shown):
+    task, right = tasks.get("induction", N=20, words=5, triggers=4, shown=shown), []
+    for index in range(3_000):
+        *row, _, word = task.sample("test", 0, index).tokens[1:].tolist()
+        seen = [b for a, b in pairwise(row) if a > 5] if shown > 1 else [token for token in row if token <= 5]
+        right.append(Counter(sorted(seen)).most_common(1)[0][0] == word)
+    assert np.mean(right) == pytest.approx(task.chance({"n": 20}), abs=0.03)

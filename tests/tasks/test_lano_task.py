@@ -241,3 +241,9 @@ def test_a_file_in_the_current_folder(tmp_path, monkeypatch):
     assert again.grammar == task.grammar == Grammar.from_text(TINY)
     assert again.spec == task.spec
     assert len(repr(task)) < 90
+
+
+def test_ragged_output_as_long_as_the_sample_is_wrong(tiny):
+    sample = tiny.sample("test", 0, 0)
+    output = [[[1], [2, 3]], *[1] * (len(sample.tokens) - 1)]
+    assert not any(verdict.correct for verdict in tiny.grade(sample, output))

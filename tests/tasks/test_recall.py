@@ -155,12 +155,14 @@ def test_a_guess_among_the_values_left_scores_chance():
 
 def test_chance_by_binding_is_over_the_sizes_that_have_such_bindings():
     task = tasks.get("recall", updates=0.1, pairs=16, test_pairs=[4, 8, 16])  # keys that are bound again: 0, 0, 1
-    assert task.chance({"bound": "again"}) == task.chance({"pairs": 16})
+    assert task.chance({"bound": "again"}) == 1  # the last value of the context
     task, right = tasks.get("recall", updates=0.5, pairs=4, test_pairs=[1, 4]), {"once": [], "again": []}
     for index in range(4000):
-        queries = task.sample("test", 0, index).queries
-        for i, query in enumerate(queries):
-            right[query.slice["bound"]].append(1 / (len(queries) - i))
+        left = [query.slice["bound"] for query in task.sample("test", 0, index).queries]
+        while left:
+            bound, among = left[0], left.count("again") if left[0] == "again" else len(left)
+            right[bound].append(1 / among)
+            left.pop(0)
     for bound, each in right.items():
         assert np.mean(each) == pytest.approx(task.chance({"bound": bound}), abs=0.01)
 

@@ -4,6 +4,8 @@ import itertools
 from collections import Counter
 from math import comb
 
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,3 +48,13 @@ def test_rows_are_equally_likely(documents, fits):
     assert len(counts) == comb(5, 2) * 4
     fits(counts.values())
     fits(Counter(token for doc in docs for token in doc[1:6] if token > 3).values())
+
+
+@pytest.mark.parametrize(("name", "settings"), [("palindrome", {"N": 9, "test_lengths": [9]}), ("selective", {})])
+def test_chance_is_what_guessing_scores(name, settings):
+    task, right = tasks.get(name, **settings), []
+    for index in range(1_500):
+        left = (answers := task.sample("test", 0, index).tokens.tolist())[answers.index(1) + 1 :]
+        while left:
+            right.append(Counter(sorted(left)).most_common(1)[0][0] == left.pop(0))
+    assert np.mean(right) == pytest.approx(task.chance(task.slices()[0]), abs=0.015)

@@ -2,6 +2,8 @@
 
 from collections import Counter, defaultdict
 
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,3 +44,16 @@ def test_operations_have_the_stated_probabilities(documents, fits):
         shares[push, *first, pop, *first] = 1 / 16
     fits([counts[each] for each in shares], [*shares.values()])
     assert {*counts} == {*shares}
+
+
+@pytest.mark.parametrize("settings", [{"N": 20, "stacks": 3, "elements": 4}, {"N": 9, "stacks": 1, "elements": 7}])
+def test_chance_is_what_guessing_scores(settings):
+    task, right = tasks.get("stack", **settings), []
+    for index in range(1_500):
+        held = Counter()
+        for kind, _, element in np.reshape(task.sample("test", 0, index).tokens[1:], (-1, 3)).tolist():
+            if kind == 2:
+                right.append(max(held, key=lambda each: (held[each], each)) == element)
+            held[element] += 1 if kind == 1 else -1
+    assert np.mean(right) == pytest.approx(task.chance({"n": settings["N"]}), abs=0.02)
+    assert tasks.get("stack", N=4, stacks=4096).chance({"n": 4}) < 0.7  # where hardly any sample pops

@@ -143,3 +143,18 @@ def test_read_takes_integers_only():
             task.read(junk)
     with pytest.raises(ValueError, match=r"^tokens: expected "):
         task.from_original(5)
+
+
+@pytest.mark.parametrize(("name", "difficulty"), [("recall", "recall-fuzzy"), ("dictionary", "dictionary-32-fuzzy")])
+def test_a_longer_value_that_begins_with_the_right_one_is_wrong(name, difficulty):
+    task = tasks.get(name, difficulty=difficulty)
+    sample = task.sample("test", 0, 1)
+    values = [token for token, kind in enumerate(task.vocab.names) if kind[0] == "v"]
+    for query, right in zip(sample.queries, truth(sample), strict=True):
+        longer = [*right, *values][: task.spec.value_length + 1]
+        short = len(right) < task.spec.value_length
+        others = [[]] * len(sample.queries)
+        at = sample.queries.index(query)
+        for answer, correct in ((right, True), ([*right, 0], True), (longer, not short)):
+            others[at] = list(answer)
+            assert task.grade(sample, others)[at].correct == correct

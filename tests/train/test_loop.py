@@ -12,6 +12,7 @@ from canonlm.runs.folder import checkpoint_steps
 from canonlm.runs.rows import evaluation
 from canonlm.train.build import build_model
 from canonlm.train.checkpoint import load_model
+from canonlm.train.config import resolve
 from canonlm.train.loop import train
 
 
@@ -132,6 +133,14 @@ def test_divergence_is_noticed_when_a_row_is_due(tiny, tmp_path):
     with pytest.raises(FloatingPointError, match=r"stopped at step 5, .* since step 2: .*; its batch: windows 4 to 7$"):
         train(tiny(train=changes), tmp_path)
     assert tiny.rows(tmp_path) == []  # NaN is no JSON
+
+
+def test_a_batch_without_any_target_has_loss_0(tiny, tmp_path):
+    changes = tiny.raw(train={"batch_size": 1, "steps": 8, "log_every": 1, "eval_size": 64})
+    changes["task"] = {"name": "stack", "N": 4, "stacks": 30, "elements": 4}  # most samples pop nothing
+    train(resolve(changes), tmp_path)
+    losses = [row["loss"] for row in tiny.rows(tmp_path) if row["kind"] == "train"]
+    assert 0 < sum(loss == 0 for loss in losses) < 8
 
 
 def test_a_second_process_in_the_folder_is_refused(tiny, tmp_path, capsys):

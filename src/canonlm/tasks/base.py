@@ -93,7 +93,7 @@ class Task:
         raise NotImplementedError
 
     def chance(self, slice: Slice) -> float:
-        """The score of the best guess that does not do the task, on test samples."""
+        """The score of a good guess that does not do the task but sees the sample, on test samples."""
         raise NotImplementedError
 
     def explain(self, sample: Sample, query: Query) -> str:
@@ -237,11 +237,15 @@ class Task:
 
     def _judge(self, sample: Sample, query: Query, answer: list[Any] | None) -> Verdict:
         expected_answer = sample.labels[query.start : query.stop].tolist()
-        answer = (answer or [])[: len(expected_answer)]
+        answer = self._complete(answer or [], len(expected_answer))
         if [token_id(token) for token in answer] == expected_answer:
             return Verdict(True, query.slice, "")
         got = f"'{self.vocab.text(answer)}'" if answer else "nothing"
         return Verdict(False, query.slice, f"expected '{self.vocab.text(expected_answer)}', got {got}")
+
+    def _complete(self, answer: list[Any], length: int) -> list[Any]:
+        """The part of an answer that is read, where the right one has this many tokens."""
+        return answer[:length]
 
     def show(self, sample: Sample) -> list[tuple[str, str]]:
         """(token name, role) for every token; roles: marker, context, question, answer."""

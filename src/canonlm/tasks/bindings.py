@@ -38,6 +38,14 @@ def tables_of_names(m: int, length: int, first: int) -> tuple[np.ndarray, np.nda
     return cells, np.where(rows >= first + m, rows - m, rows).astype(np.int32), lengths
 
 
+@lru_cache(maxsize=2)
+def gaps_of(sizes: tuple[int, ...], space: int, gaps: float | None) -> np.ndarray:
+    """`Tables.gaps`, where slot i has probability ∝ i^(gaps - 1)."""
+    slots = np.arange(1.0, 1 + max(sizes) * space * (gaps is not None))
+    weights = np.cumsum(np.where(slots <= np.array(sizes)[:, None] * space, slots ** ((gaps or 1) - 1), 0), 1)
+    return weights / weights[:, -1:]
+
+
 def _make_room(tables):
     most, again = tables.sizes.max(), tables.updates.max()
     bindings = most * tables.levels + again

@@ -77,11 +77,11 @@ class Copying(Task):
         return [*starts, *({"n": n} for n in lengths if self.spec.test_lengths)]
 
     def chance(self, slice: Slice) -> float:
-        """The guess is a random list of different items."""
+        """The guess is a random order of the list's items."""
         lengths = [int(slice["n"])] if "n" in slice else self.spec.lengths()
         prefix = slice.get("first", "all")
-        parts = [n if prefix == "all" else int(prefix) for n in lengths if prefix == "all" or n >= int(prefix)]
-        return sum(1 / math.perm(self.spec.N, part) for part in parts) / len(parts)
+        parts = [(n, n if prefix == "all" else int(prefix)) for n in lengths if prefix == "all" or n >= int(prefix)]
+        return sum(1 / math.perm(n, part) for n, part in parts) / len(parts)
 
     def explain(self, sample: Sample, query: Query) -> str:
         items, prefix = sample.meta["items"], query.slice["first"]

@@ -9,16 +9,18 @@ the key first comes. The last slot has a key that came before. The three tasks "
 
 import re
 from math import perm
+from typing import Any
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Vocab, register
 from canonlm.tasks.describe import Scale, counted
+from canonlm.tasks.guessing import largest_shares
 from canonlm.tasks.lengths import LengthTask
 from canonlm.tasks.slots import BOS, FIRST, Tables, loop, rows_of
 from canonlm.tasks.spec import LengthSpec, Sizes
-from canonlm.tasks.tokens import MAX_CELLS
+from canonlm.tasks.tokens import MAX_CELLS, leading
 
 MAX_SLOTS = 2**11
 
@@ -69,15 +71,14 @@ class Dictionary(LengthTask):
         self.slot = re.compile(f"(?P<key>k{{1,{spec.key_length}}})v{{1,{spec.value_length}}}|nn")
 
     def chance(self, slice: Slice) -> float:
-        """A guess among the values of the keys that came before: right where it hits the key, or an equal value."""
-        spec, lengths = self.spec, range(1, self.spec.value_length + 1)
-        equal = sum(1 / perm(spec.values, length) for length in lengths) / len(lengths) ** 2
-        right, asked = 0.0, 0.0
-        for n in [int(slice["n"])] if slice else self.test_lengths:
-            for known, weight in enumerate(_known(n, perm(spec.keys, spec.key_length), spec.noise)[1:], 1):
-                right += weight * (1 / known + (1 - 1 / known) * equal)
-                asked += weight
-        return right / asked
+        """The guess is the value that most of the keys before it have."""
+        spec, right, asked = self.spec, 0.0, 0.0
+        values = [perm(spec.values, length) for length in range(1, spec.value_length + 1)]
+        for n in self.lengths_of(slice):
+            known = _known(n, perm(spec.keys, spec.key_length), spec.noise)[1:]
+            right += known @ largest_shares(len(known), *values)
+            asked += known.sum()
+        return float(right / asked)
 
     def explain(self, sample: Sample, query: Query) -> str:
         key, value = (sample.tokens[a:b] for a, b in ((query.question_start, query.start), (query.start, query.stop)))
@@ -91,6 +92,10 @@ class Dictionary(LengthTask):
         return loop, Tables(
             self.lengths(test), *keys, *values, spec.noise, FIRST + spec.keys + spec.values, spec.noise_words
         )
+
+    def _complete(self, answer: list[Any], length: int) -> list[Any]:
+        first = FIRST + self.spec.keys
+        return leading(answer, range(first, first + self.spec.values), self.spec.value_length)
 
     def _read(self, tokens: list[int]) -> tuple[dict, tuple[Query, ...]]:
         kinds = "".join(self.vocab.name(token)[0] for token in tokens)

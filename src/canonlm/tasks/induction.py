@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 
 from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Vocab, register
 from canonlm.tasks.describe import Scale, counted
+from canonlm.tasks.guessing import largest_shares
 from canonlm.tasks.lengths import LengthTask
 from canonlm.tasks.packing import IGNORE, compile_loop
 from canonlm.tasks.random import below, shuffle, two_below, unshuffle
@@ -55,8 +56,10 @@ class Induction(LengthTask):
         self.max_len = self.longest + 3
 
     def chance(self, slice: Slice) -> float:
-        """Words are independent and equally likely."""
-        return 1 / self.spec.words
+        """The guess is the most frequent of the words after triggers; where only one is shown, of all words."""
+        shown = self.spec.shown
+        words = [shown if shown > 1 else n - 1 for n in self.lengths_of(slice)]
+        return float(np.mean([largest_shares(m, self.spec.words)[-1] for m in words]))
 
     def explain(self, sample: Sample, query: Query) -> str:
         trigger, word = map(self.vocab.name, sample.tokens[query.start - 1 : query.stop])

@@ -22,6 +22,10 @@ class LengthTask(Task):
     def slices(self) -> list[Slice]:
         return [{"n": n} for n in self.test_lengths]
 
+    def lengths_of(self, slice: Slice) -> list[int]:
+        """The n of the test samples in a slice."""
+        return [int(slice["n"])] if "n" in slice else self.test_lengths
+
     def lengths(self, test: bool) -> np.ndarray:
         """The values from which n is drawn."""
         N = self.spec.N

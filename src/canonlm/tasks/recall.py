@@ -13,10 +13,11 @@ import numpy as np
 
 from canonlm.core.errors import expected
 from canonlm.tasks.base import Query, Sample, Sampler, Slice, Task, Vocab, register
-from canonlm.tasks.bindings import FIRST, Tables, loop, tables_of_names
+from canonlm.tasks.bindings import FIRST, Tables, gaps_of, loop, tables_of_names
 from canonlm.tasks.describe import Scale, counted
 from canonlm.tasks.recall_reader import Reader
 from canonlm.tasks.recall_settings import RecallSpec
+from canonlm.tasks.tokens import leading
 
 
 @register("recall")
@@ -49,6 +50,7 @@ class Recall(Task):
         )
         self.vocab = Vocab(["bos", "ask", *keys, *seconds, *values, *noise], ["bos", "ask"])
         self.words = len(keys + seconds + values)
+        self.value_tokens = range(FIRST + self.words - spec.values, FIRST + self.words)
         self.test_pairs = spec.test_sizes()
         n, key = max(spec.pairs, *self.test_pairs), 2 if spec.grid else spec.key_length
         bindings, filler = n * spec.levels + spec.rebound(n), n * (spec.space - 1)
@@ -65,34 +67,35 @@ class Recall(Task):
         return slices
 
     def chance(self, slice: Slice) -> float:
-        """A guess among the values of all keys; where answers are shown, among those that are not yet one."""
+        """A guess among the values of all keys, of keys that are bound again among the last values of the context;
+        where answers are shown, among those that are not yet one."""
         sizes = [int(slice["pairs"])] if "pairs" in slice else self.test_pairs
         again, bound = [self.spec.rebound(n) for n in sizes], slice.get("bound")
         questions = (
             again if bound == "again" else [n - a * (bound == "once") for n, a in zip(sizes, again, strict=True)]
         )
-        of_size = [1 / n if self.spec.hidden else sum(1 / left for left in range(1, n + 1)) / n for n in sizes]
-        return float(np.average(of_size, weights=questions))
+        among = [max(a, 1) for a in again] if bound == "again" else sizes
+        right = [1 / n if self.spec.hidden else sum(1 / left for left in range(1, n + 1)) / n for n in among]
+        return float(np.average(right, weights=questions))
 
     def explain(self, sample: Sample, query: Query) -> str:
         return sample.meta["why"][sample.queries.index(query)]
 
     def sampler(self, test: bool) -> Sampler:
         spec, sizes = self.spec, self.test_pairs if test else self.spec.training_sizes()
-        slots = np.arange(1.0, 1 + max(sizes) * spec.space * (spec.gaps is not None))
-        weights = np.cumsum(
-            np.where(slots <= np.array(sizes)[:, None] * spec.space, slots ** ((spec.gaps or 1) - 1), 0), 1
-        )
         keys = tables_of_names(spec.keys, spec.key_length, FIRST)
-        values = tables_of_names(spec.values, spec.value_length, FIRST + self.words - spec.values)
+        values = tables_of_names(spec.values, spec.value_length, self.value_tokens.start)
         again, noise = (np.array([*map(count, sizes)]) for count in (spec.rebound, spec.noise_slots))
         return loop, Tables(
-            np.array(sizes), again, noise, weights / weights[:, -1:], spec.space, spec.levels, spec.grid, spec.hidden,
+            np.array(sizes), again, noise, gaps_of(tuple(sizes), spec.space, spec.gaps), spec.space, spec.levels, spec.grid, spec.hidden,
             spec.filler == "words", self.words, spec.noise_words, keys, values,
         )  # fmt: skip
 
     def _read(self, tokens: list[int]) -> tuple[dict, tuple[Query, ...]]:
         return self.reader.read(tokens)
+
+    def _complete(self, answer: list[Any], length: int) -> list[Any]:
+        return leading(answer, self.value_tokens, self.spec.value_length)
 
     def _loss_on(self, loss_on: str | None) -> str:
         if self.spec.hidden and loss_on == "all":  # targets are not the next tokens

@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 
 from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Vocab, register
 from canonlm.tasks.describe import Scale, counted
+from canonlm.tasks.guessing import largest_shares
 from canonlm.tasks.lengths import LengthTask
 from canonlm.tasks.packing import IGNORE, compile_loop
 from canonlm.tasks.random import below, two_below
@@ -39,8 +40,9 @@ class Repeat(LengthTask):
         self.max_len = self.longest + 2 + (self.items or self.longest)
 
     def chance(self, slice: Slice) -> float:
-        """Words are independent: those that were given say nothing about the next one."""
-        return 1 / self.spec.words
+        """The guess is the word that is in the row most often, without those given."""
+        given = [self.items or n for n in self.lengths_of(slice)]
+        return float(np.concatenate([largest_shares(k, self.spec.words) for k in given]).mean())
 
     def explain(self, sample: Sample, query: Query) -> str:
         at = query.start - sample.queries[0].start

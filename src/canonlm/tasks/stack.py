@@ -7,6 +7,7 @@ else pushes one or pops, equally likely. The model has to give the popped elemen
 Kimi Linear (arXiv 2510.26692), which states neither the distribution of operations nor the number of elements.
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from pydantic import Field
 
 from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Vocab, register
 from canonlm.tasks.describe import Scale, counted
+from canonlm.tasks.guessing import largest_shares
 from canonlm.tasks.lengths import LengthTask
 from canonlm.tasks.packing import IGNORE, compile_loop
 from canonlm.tasks.random import below, two_below
@@ -48,8 +50,13 @@ class Stack(LengthTask):
         self.max_len = 1 + 3 * self.longest
 
     def chance(self, slice: Slice) -> float:
-        """Elements are independent and equally likely."""
-        return 1 / self.spec.elements
+        """The guess is the element that is on the stacks most often, whichever stack is asked about."""
+        right = asked = 0.0
+        for n in self.lengths_of(slice):
+            on_stacks = _heights(n, self.spec.stacks)
+            right += on_stacks @ largest_shares(n, self.spec.elements)
+            asked += on_stacks.sum()
+        return float(right / asked)
 
     def explain(self, sample: Sample, query: Query) -> str:
         stack, element = map(self.vocab.name, sample.tokens[query.start - 1 : query.stop])
@@ -84,6 +91,20 @@ class Stack(LengthTask):
             self.vocab.after(tokens, at + 2, tokens[3 * pushed[i] + 3])
             queries.append(Query(at + 2, at + 3, {"n": n}, at))
         return {"n": n, "pushed": pushed}, tuple(queries)
+
+
+@lru_cache(maxsize=64)
+def _heights(n: int, stacks: int) -> np.ndarray:
+    """[n]: how often, in simulated samples, 1 … n elements are on the stacks when one is popped."""
+    rng, rows = np.random.default_rng(0), max(16, 2**22 // max(n, stacks) // 64)
+    height, row = np.zeros((rows, stacks), np.int32), np.arange(rows)
+    counts = np.full(n, 1e-9)  # where no simulated sample pops, all heights count alike
+    for _ in range(n):
+        stack = rng.integers(stacks, size=rows)
+        pops = (height[row, stack] > 0) & (rng.random(rows) < 0.5)
+        np.add.at(counts, height.sum(1)[pops] - 1, 1)
+        height[row, stack] += np.where(pops, -1, 1)
+    return counts
 
 
 class Tables(NamedTuple):

@@ -6,15 +6,24 @@ A name's length is uniform on low..high, then each token is uniform; a name that
 Short names are few, so their share falls with the number of names in a sample.
 """
 
+from itertools import takewhile
+from typing import Any
+
 import numpy as np
 
 from canonlm.core.numba_cache import njit
-from canonlm.tasks.base import Malformed, Vocab
+from canonlm.tasks.base import Malformed, Vocab, token_id
 from canonlm.tasks.random import shuffle, two_below
 from canonlm.tasks.spec import TaskSpec
 
 MAX_CELLS = 2**22  # bounds the table of names (16 MiB)
 _U1 = np.uint64(1)
+
+
+def leading(answer: list[Any], words: range, most: int) -> list[Any]:
+    """The first tokens of an answer, at most `most`, up to one that is not among `words`: values without an end token
+    end there."""
+    return [*takewhile(lambda token: token_id(token) in words, answer[:most])]
 
 
 class Names:

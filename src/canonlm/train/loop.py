@@ -275,7 +275,9 @@ class _Run:
         causality.seed_all(dropout_seed % 2**63)
         self.module.train()
         # The loss of the global batch is the mean over its targets; gradients are averaged over processes.
-        targets = world.sum_on_device(float(portion.num_targets)) / world.dp_size
+        # Without any target (small batches of long instances), it is 0, not 0 / 0.
+        total = world.sum_on_device(float(portion.num_targets))
+        targets = (total.clamp(min=1) if isinstance(total, torch.Tensor) else max(total, 1.0)) / world.dp_size
         losses, z_losses = [], []
         for index, part in enumerate(portion.micro_batches):
             last_micro_batch(self.module, index == len(portion.micro_batches) - 1)

@@ -7,7 +7,6 @@ biographies of six sentences. Training shows every person `exposures` times; the
 predicts the same people's names and values in texts that it has not seen (bioS and its bits; arXiv 2512.17351, App. A).
 """
 
-from fractions import Fraction
 from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
@@ -115,12 +114,17 @@ class Capo(Task):
         return [{kind: attribute} for kind in kinds for attribute in ATTRIBUTES]
 
     def chance(self, slice: Slice) -> float:
-        """The guess is always the likeliest value."""
-        attribute = str(next(iter(slice.values())))
+        """The guess is the likeliest value; where the text has named the company or its city before, one that fits."""
+        kind, attribute = next(iter(slice.items()))
         if attribute == "birth date":
             return 1 / DATES
-        values = self.pools.values[attribute]
-        return float(max(Fraction(values.count(value), len(values)) for value in set(values)))
+        values = self.pools.values[str(attribute)]
+        likeliest = max(map(values.count, set(values))) / len(values)
+        if kind == "question" or self.spec.rewrites or attribute not in ("company city", "company"):
+            return likeliest
+        fits = 1.0 if attribute == "company city" else len({*self.pools.company_city}) / len(values)
+        share = 0.5 if self.spec.permute else float(attribute == "company")  # of the texts that have named the other
+        return share * fits + (1 - share) * likeliest
 
     def bits(self, name_nats: float, value_nats: float) -> Bits:
         """The bits that a model knows, from its losses on the name (role 1) and on pronoun and values (roles 2 and 3).

@@ -129,7 +129,7 @@ class Lano(Task):
         """
         flat = output.tolist() if hasattr(output, "tolist") else output
         as_long = isinstance(flat, list | tuple) and len(flat) == len(sample.tokens)
-        if as_long and np.ndim(flat[0]) == 0 and token_id(flat[0]) != BOS:
+        if as_long and not isinstance(flat[0], list | tuple) and np.ndim(flat[0]) == 0 and token_id(flat[0]) != BOS:
             output = [flat]
         return super().grade(sample, output)
 
