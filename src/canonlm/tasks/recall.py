@@ -86,8 +86,9 @@ class Recall(Task):
         keys = tables_of_names(spec.keys, spec.key_length, FIRST)
         values = tables_of_names(spec.values, spec.value_length, self.value_tokens.start)
         again, noise = (np.array([*map(count, sizes)]) for count in (spec.rebound, spec.noise_slots))
+        gaps = gaps_of(tuple(sizes), spec.space, spec.gaps)
         return loop, Tables(
-            np.array(sizes), again, noise, gaps_of(tuple(sizes), spec.space, spec.gaps), spec.space, spec.levels, spec.grid, spec.hidden,
+            np.array(sizes), again, noise, gaps, spec.space, spec.levels, spec.grid, spec.hidden,
             spec.filler == "words", self.words, spec.noise_words, keys, values,
         )  # fmt: skip
 
