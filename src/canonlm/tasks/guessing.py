@@ -1,5 +1,4 @@
-"""What guessing scores where the answer is one of several random words in sight: the most frequent of them is right as
-often as its share says."""
+"""The score of guessing where the answer is one of several random words in sight: the share of the most frequent one."""
 
 from functools import lru_cache
 
