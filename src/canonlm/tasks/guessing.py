@@ -1,4 +1,4 @@
-"""The score of guessing where the answer is one of several random words in sight: the share of the most frequent one."""
+"""The score of guessing one of several random words in sight, where one is right: the share of the most frequent."""
 
 from functools import lru_cache
 
