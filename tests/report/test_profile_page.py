@@ -242,7 +242,7 @@ def test_a_comparison_waits_for_all_seeds():
     last = [name for name in outcomes if "canon" in name and "seed205-" in name]
     waiting = profiled(experiment, {name: run for name, run in outcomes.items() if name not in last})
     for incomplete in (waiting, profiled(experiment, outcomes | dict.fromkeys(last))):
-        assert verdicts(incomplete)[0].endswith("]: undecided, 5 seeds each.")
+        assert verdicts(incomplete)[0].endswith("]: undecided, llama+canon 5 seeds and llama 6 seeds.")
         assert headlines(incomplete)[0].endswith(
             "faster on none, slower on none; better at the end on none, worse on none, no difference shown on none, "
             "undecided on Depo."

@@ -91,9 +91,11 @@ HIGH = [(90, 80), (93, 82), (92, 84), (91, 83), (90, 81)]
                     "every question type."),
         (HIGH, LOW, "a scores higher than b: 86.6% against 17.0% averaged over question types (5 seeds each); so on "
                     "every question type."),
-        # the same number of runs of each
-        ([*LOW, (100, 100)], HIGH, "b scores higher than a: 86.6% against 17.0% averaged over question types (5 seeds "
-                                   "each); so on every question type."),
+        # all runs, also of the one that has more
+        ([*LOW, (22, 12)], HIGH, "b scores higher than a: 86.6% against 17.0% averaged over question types (a 6 seeds "
+                                 "and b 5 seeds); so on every question type."),
+        ([(5, 5)] * 5, [(99, 99)] * 5 + [(2, 2)] * 4, "no difference is shown between a and b: 5.0% and 55.9% averaged "
+                                                      "over question types (a 5 seeds and b 9 seeds)."),
         ([(0, 40)] * 5, [(100, 90)] * 5,
          "b scores higher than a: 95.0% against 20.0% averaged over question types (5 seeds each); so on 1 hop."),
         # five runs of each leave it possible that almost half of all fail
@@ -112,8 +114,8 @@ HIGH = [(90, 80), (93, 82), (92, 84), (91, 83), (90, 81)]
         ([(0, 0)], [(0, 0)], "neither a nor b got anything right yet."),
         ([(20, 10)], [(90, 12)], "a reaches 15.0% and b 51.0% averaged over question types (1 run each): undecided, a "
                                  "verdict needs 4 more seeds of each."),
-        (LOW, [(90, 80)], "a reaches 15.0% and b 85.0% averaged over question types (1 run each): undecided, a verdict "
-                          "needs 4 more seeds of each."),
+        (LOW, [(90, 80)], "a reaches 17.0% and b 85.0% averaged over question types (a 5 runs and b 1 run): undecided, "
+                          "a verdict needs 5 seeds of each."),
     ],
 )  # fmt: skip
 def test_the_verdict_follows_from_the_seeds(tmp_path, plain, canon, text):

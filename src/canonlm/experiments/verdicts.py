@@ -200,8 +200,9 @@ def _compared(
     measure = claim.measure or setting.measure
     unit = FASTER if claim.steps_to else UNITS.get(measure, measure) if measure else POINTS
     unit = f"% of the {unit}" if claim.relative else unit
-    sides = [arm.seeds for arm in arms]
-    if not all(sides):
+    count = min(len(arm.seeds) for arm in arms)
+    sides = [arm.seeds[:count] for arm in arms]  # before a look is complete, one arm may be ahead
+    if not count:
         return Compared(pair, "untested", None, rates, edges, unit)
     slices = at.slices or claim.slices or setting.slices
     questions: int | None = None
@@ -218,7 +219,7 @@ def _compared(
         questions = min(each.final.answers(key).total for side in bests for each in side for key in slices)
     compared = compare_ratios if claim.relative else compare
     result = compared(values[0], values[1], questions, pairs=len(claim.pairs), level=level)
-    means = (np.mean([each[: result.seeds] for each in side.values()], axis=0).tolist() for side in values)
+    means = (np.mean([*side.values()], axis=0).tolist() for side in values)
     return Compared(pair, _state(pair, result, seeds), result, rates, edges, unit, permutation_p(*means))
 
 
@@ -239,9 +240,8 @@ def _faster(
 ) -> tuple[Comparison | None, float]:
     """How many times faster the first side gets that share right (None if too few runs do), and the p-value. The best
     of its sizes counts for each seed."""
-    seeds = min(map(len, sides))
     ours, theirs = (
-        [min(filter(None, (first_step(run, slices, share) for run in seed)), default=None) for seed in side[:seeds]]
+        [min(filter(None, (first_step(run, slices, share) for run in seed)), default=None) for seed in side]
         for side in sides
     )
     runs = [run for side in sides for seed in side for run in seed]
@@ -250,7 +250,7 @@ def _faster(
     if speed is None:
         return None, p
     interval = Interval(speed.low, speed.high)
-    return Comparison("open", seeds, speed.factor, interval, interval, {}), p
+    return Comparison("open", len(ours), speed.factor, interval, interval, {}), p
 
 
 def state_of(expect: str, smallest: float, interval: Interval) -> State:

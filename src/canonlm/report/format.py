@@ -122,6 +122,13 @@ def count_of(number: int, singular: str) -> str:
     return f"{number:,} {singular if number == 1 else singular + 's'}"
 
 
+def counts_of(numbers: Sequence[tuple[str, int]], singular: str) -> str:
+    """`3 runs each`; `llama 3 runs and llama+canon 2 runs`. numbers: of each name."""
+    if len({number for _, number in numbers}) == 1:
+        return f"{count_of(numbers[0][1], singular)} each"
+    return listed([f"{name} {count_of(number, singular)}" for name, number in numbers])
+
+
 def sentence(text: str) -> str:
     """The text with a capital first letter."""
     return text[:1].upper() + text[1:]

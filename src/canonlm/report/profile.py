@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from canonlm.experiments.profile_results import HALF, Arm, Profile, TaskProfile, Versus
-from canonlm.report.format import count_of, listed, percent, points
+from canonlm.report.format import count_of, counts_of, listed, percent, points
 from canonlm.runs.seed_statistics import Interval
 from canonlm.runs.speed import Speed
 
@@ -182,11 +182,9 @@ def _verdict(profile: Profile, task: TaskProfile, arm: Arm, versus: Versus | Non
     if versus is None or arm.score is None or first.score is None:
         return f"{_missing(*(each for each in (arm, first) if each.score is None))}."
     result = versus.end
-    seeds = f"{count_of(result.seeds, 'seed')} each"
+    seeds = counts_of([(each.arch, each.score.runs) for each in (arm, first) if each.score], "seed")
     if result.seeds <= 2:
-        values = [
-            f"{each.arch} {' and '.join(map(percent, each.score.values[:2]))}" for each in (arm, first) if each.score
-        ]
+        values = [f"{each.arch} {listed([*map(percent, each.score.values)])}" for each in (arm, first) if each.score]
         return f"{'; '.join(values)}: undecided."
     speed = _speed(arm, first, versus.speeds[profile.share], profile.share)
     if profile.until:

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from statistics import mean
 
-from canonlm.report.format import count_of, listed, quantity, sentence, slice_label
+from canonlm.report.format import count_of, counts_of, listed, quantity, sentence, slice_label
 from canonlm.runs import seed_statistics
 from canonlm.runs.rows import primary
 from canonlm.runs.summary import Architecture, Rate, compared
@@ -22,13 +22,12 @@ def verdict(architectures: Sequence[Architecture]) -> str:
         return ""
     bests = [a.best for a in finished if a.best]
     pairs = list(itertools.combinations(finished, 2))
-    seeds = min(best.repeats for best in bests)
+    seeds = [best.repeats for best in bests]
     ranked = _ranked(bests, finished[0].task, score)
     if len(finished) > FEW:
         return f"At the best learning rates, {ranked}; the tables show how sure these are."
-    if len(finished) > 2 and seeds < seed_statistics.MIN_SEEDS:
-        missing = count_of(seed_statistics.MIN_SEEDS - seeds, "more seed")
-        return f"At the best learning rates, {ranked}. Undecided: a verdict needs {missing} of each."
+    if len(finished) > 2 and min(seeds) < seed_statistics.MIN_SEEDS:
+        return f"At the best learning rates, {ranked}. Undecided: {_needed(seeds)}."
     first, *more = [_compared(score, a, b, len(pairs)) for a, b in pairs]
     more = [sentence(text) if text.startswith(("no ", "neither ")) else text for text in more]
     return f"At the best learning rates, {'. '.join([first, *more])}."
@@ -39,7 +38,7 @@ def _ranked(bests: Sequence[Rate], task: TaskInfo, score: str) -> str:
     what = quantity(task, score).label if score else "averaged over question types"
     ordered = sorted(bests, key=lambda best: -best.mean if best.mean is not None else 0.0)
     means = [f"{best.arch} {'–' if best.mean is None else quantity(task, score).say(best.mean)}" for best in ordered]
-    runs = _repeated([(best.arch, best.score.runs) for best in ordered if best.score])
+    runs = counts_of([(best.arch, best.score.runs) for best in ordered if best.score], "run")
     return f"{what}, {runs}: {listed(means)}"
 
 
@@ -54,14 +53,11 @@ def _compared(score: str, a: Architecture, b: Architecture, pairs: int) -> str:
         return f"neither {a.arch} nor {b.arch} got anything right yet"
     result = compared(b.best, a.best, keys, pairs=pairs)
     unit = f" {quantity(task, score).label}" if score else " averaged over question types" if len(keys) > 1 else ""
-    mine, other = (_mean(each, result.seeds, task, score) for each in (ours, theirs))
+    mine, other = (quantity(task, score).say(mean(map(mean, each.values()))) for each in (ours, theirs))
+    seeds = [min(map(len, each.values())) for each in (theirs, ours)]
+    runs = counts_of([(a.arch, seeds[0]), (b.arch, seeds[1])], "run" if result.state == "undecided" else "seed")
     if result.state == "undecided":
-        runs = f"{count_of(result.seeds, 'run')} each"
-        return (
-            f"{a.arch} reaches {other} and {b.arch} {mine}{unit} ({runs}): undecided, a verdict needs "
-            f"{count_of(result.more_seeds, 'more seed')} of each"
-        )
-    runs = f"{result.seeds} seeds each"
+        return f"{a.arch} reaches {other} and {b.arch} {mine}{unit} ({runs}): undecided, {_needed(seeds)}"
     if result.state == "open":
         return f"no difference is shown between {a.arch} and {b.arch}: {other} and {mine}{unit} ({runs})"
     higher, lower = (b, a) if result.state == "higher" else (a, b)
@@ -85,16 +81,11 @@ def _judged(rate: Rate, score: str) -> list[str]:
     return [key for key in ([score] if score else primary(rate.slices)) if rate.spread(key)]
 
 
-def _mean(values: Mapping[str, Sequence[float]], seeds: int, task: TaskInfo, score: str) -> str:
-    """The means of the first seeds, averaged over slices."""
-    return quantity(task, score).say(mean(mean(each[:seeds]) for each in values.values()))
-
-
-def _repeated(runs: Sequence[tuple[str, int]]) -> str:
-    """`3 runs each`; `llama 3 runs and llama+canon 2 runs`"""
-    if len({count for _, count in runs}) == 1:
-        return f"{count_of(runs[0][1], 'run')} each"
-    return listed([f"{arch} {count_of(count, 'run')}" for arch, count in runs])
+def _needed(seeds: Sequence[int]) -> str:
+    """What a verdict needs beyond these numbers of seeds."""
+    needed = seed_statistics.MIN_SEEDS
+    more = count_of(needed - seeds[0], "more seed") if len(set(seeds)) == 1 else count_of(needed, "seed")
+    return f"a verdict needs {more} of each"
 
 
 def choice(architectures: Sequence[Architecture]) -> str:

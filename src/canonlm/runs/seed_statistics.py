@@ -213,8 +213,8 @@ class Comparison:
     """The comparison of two architectures on a page with several pairs.
 
     state: "higher" or "lower" (ours against theirs: the safe interval excludes 0), "open" (it does not), "undecided"
-    (too few seeds). seeds: the number used of each. gap: of the mean scores. safe, normal: its intervals, so wide that
-    all pairs of the page hold at the page's level. slices: those that differ, with the sign.
+    (too few seeds). seeds: the number of the one with fewer. gap: of the mean scores. safe, normal: its intervals, so
+    wide that all pairs of the page hold at the page's level. slices: those that differ, with the sign.
     """
 
     state: State
@@ -223,11 +223,6 @@ class Comparison:
     safe: Interval
     normal: Interval
     slices: Mapping[str, int]
-
-    @property
-    def more_seeds(self) -> int:
-        """The min number of further seeds of each for a verdict; 0 if there are enough."""
-        return max(0, MIN_SEEDS - self.seeds)
 
 
 def compare(
@@ -238,7 +233,7 @@ def compare(
     pairs: int = 1,
     level: float = LEVEL,
 ) -> Comparison:
-    """Compare accuracies of seeds by slice, in the order of seeds. Both sides use as many seeds as the smaller one has.
+    """Compare accuracies of seeds by slice, in the order of seeds. All seeds count, also where one side has more.
 
     The score is the mean over slices. Slices are judged only if the scores differ, each at level / (pairs · slices).
     questions: of one run and slice; None: the values are not accuracies. pairs: how many comparisons the page makes.
@@ -248,10 +243,10 @@ def compare(
     keys = [key for key in ours if key in theirs]
     if not keys:
         raise ValueError("no slice in common")
-    seeds = min(len(each[key]) for key in keys for each in (ours, theirs))
+    a, b = (_by_slice(each, keys) for each in (ours, theirs))
+    seeds = min(a.shape[1], b.shape[1])
     if seeds < 1:
         raise ValueError("no seed")
-    a, b = (np.array([list(each[key])[:seeds] for key in keys], dtype=float) for each in (ours, theirs))
     mine, other = a.mean(axis=0).tolist(), b.mean(axis=0).tolist()
     gap = float(np.mean(mine) - np.mean(other))
     if seeds < 2:
@@ -284,11 +279,11 @@ def compare_ratios(
     interval is Fieller's, in which the mean of theirs is as uncertain as that of ours; unbounded where that is not
     clearly above 0."""
     plain = compare(ours, theirs, None, pairs=pairs, level=level)
-    mine, other = (np.mean([list(row)[: plain.seeds] for row in each.values()], axis=0) for each in (ours, theirs))
-    a, b, seeds = float(mine.mean()), float(other.mean()), plain.seeds
+    mine, other = (_by_slice(each, list(each)).mean(axis=0) for each in (ours, theirs))
+    a, b = float(mine.mean()), float(other.mean())
     interval = Interval(-math.inf, math.inf)
-    if seeds >= 2:
-        of_a, of_b = (float(np.var(each, ddof=1)) / seeds for each in (mine, other))
+    if plain.seeds >= 2:
+        of_a, of_b = (float(np.var(each, ddof=1)) / len(each) for each in (mine, other))
         scaled = other * (a / b if b else 1.0)  # to the size of ours, as in a - r b, which the interval is about
         t = t_factor(_welch(mine.tolist(), scaled.tolist(), None)[1] + 1, level / pairs)
         square, middle, constant = b**2 - t**2 * of_b, a * b, a**2 - t**2 * of_a
@@ -296,7 +291,13 @@ def compare_ratios(
             half = math.sqrt(max(0.0, middle**2 - square * constant))
             interval = Interval((middle - half) / square - 1, (middle + half) / square - 1)
     state = plain.state if plain.state == "undecided" else STATES[_sign(interval)]
-    return Comparison(state, seeds, a / b - 1 if b else 0.0, interval, interval, {})
+    return Comparison(state, plain.seeds, a / b - 1 if b else 0.0, interval, interval, {})
+
+
+def _by_slice(values: Mapping[str, Sequence[float]], keys: Sequence[str]) -> Values:
+    """`[slices, seeds]`; where a slice has fewer seeds than others, of each as many."""
+    seeds = min(len(values[key]) for key in keys)
+    return np.array([list(values[key])[:seeds] for key in keys], dtype=float)
 
 
 def _sign(interval: Interval) -> int:
