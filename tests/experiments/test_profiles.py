@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from canonlm import cli
-from canonlm.experiments import grid, schema
+from canonlm.experiments import grid, ledger, schema
 from canonlm.experiments.plan import plan
 from canonlm.experiments.profile import ABILITIES, label_of, profile, runs_of, tasks_of
 from canonlm.launch.grid import PlannedRun
@@ -108,8 +108,9 @@ def test_more_comparisons_have_more_seeds_by_default():
     assert looks == [[5], [6]]
 
 
-def test_the_fastest_rate_wins_where_runs_end_once_solved():
-    """All rates solve the task, and the middle one after the fewest steps."""
+def test_the_fastest_rate_wins_where_runs_end_once_solved(tmp_path, monkeypatch):
+    """All rates solve the task, and the middle one after the fewest steps. Exported rows, which do not have the planned
+    steps, choose alike."""
     experiment = profile(["llama"], ["depo"], until=0.9)
     [point] = grid.points(experiment, "micro")
     outcomes = {}
@@ -118,7 +119,10 @@ def test_the_fastest_rate_wins_where_runs_end_once_solved():
         row = Evaluation(300 if train.optim.lr == 1e-3 else 900, {"k=1": Count(95, 100)}, 1.0)
         outcomes[run.name] = Run(name=run.name, arch="llama", lr=train.optim.lr, seed=train.seed, steps=train.steps,
                                  evals=(row,), result=Result(row.step, row))  # fmt: skip
-    assert grid.tuned(experiment, point, outcomes) == 1e-3
+    monkeypatch.setattr(ledger, "read_finished", lambda folder: outcomes.get(folder.name))
+    assert ledger.export([experiment], "micro", tmp_path / "out", tmp_path / "rows") == len(outcomes)
+    for known in (outcomes, ledger.read(tmp_path / "rows")):
+        assert grid.tuned(experiment, point, known) == 1e-3
 
 
 @pytest.mark.parametrize("until", ["0", "101%", "nine", "90"])

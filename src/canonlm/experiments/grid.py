@@ -164,13 +164,13 @@ def _beyond(rates: Sequence[float]) -> float:
 def _best_of(experiment: Experiment, point: Point, rates: Sequence[float], outcomes: Outcomes) -> float | None:
     setting, means = experiment.settings[point.setting], {}
     for rate in rates:
-        names = [run.name for run in _of_rate(experiment, point, rate)]
-        if any(name not in outcomes for name in names):
+        planned = {run.name: run.config.train.steps for run in _of_rate(experiment, point, rate)}
+        if not planned.keys() <= outcomes.keys():
             return None
-        finished = [each for name in names if (each := outcomes[name]) and not diverged(each, setting.measure)]
-        if len(finished) == len(names):
-            scores = [score(each, setting) for each in finished]
-            means[rate] = len(scores), sum(scores) / len(scores), -fmean(each.final_loss for each in finished)
+        finished = {name: each for name in planned if (each := outcomes[name]) and not diverged(each, setting.measure)}
+        if len(finished) == len(planned):
+            scores = [score(each, setting, planned[name]) for name, each in finished.items()]
+            means[rate] = len(scores), sum(scores) / len(scores), -fmean(each.final_loss for each in finished.values())
     return best_rate(means) if means else None
 
 

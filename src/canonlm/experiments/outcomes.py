@@ -50,14 +50,14 @@ LARGER_IS_BETTER = {"bits_per_parameter", "bits_per_person"}
 """Measures of which a larger value is better; of all others a smaller one is."""
 
 
-def score(run: Run, setting: Setting) -> float:
+def score(run: Run, setting: Setting, planned_steps: int) -> float:
     """The score that chooses the learning rate, larger is better: the mean accuracy over the setting's slices at the
-    end, or its measure, negated if smaller is better. Of runs that end once enough is right, the share of the steps
-    that they did not need is added. The run has not `diverged`."""
+    end, or its measure, negated if smaller is better. Of runs that end once enough is right, the share of the planned
+    steps that they did not need is added; rows of a CSV do not have them. The run has not `diverged`."""
     if setting.measure is not None:
         value = run.final.measures[setting.measure]
         return value if setting.measure in LARGER_IS_BETTER else -value
-    unneeded = 0.0 if setting.until is None else 1 - run.final.step / (run.steps or run.final.step)
+    unneeded = 0.0 if setting.until is None else 1 - run.final.step / planned_steps
     return accuracy(run.final, setting.slices) + unneeded
 
 

@@ -283,7 +283,7 @@ def _arm(experiment: Experiment, point: grid.Point, label: str, outcomes: grid.O
     scores: dict[float, tuple[float, ...]] = {}
     for each in tuning:
         if setting.choose_on != "test" and (run := outcomes.get(each.name)):
-            scores[run.lr] = (*scores.get(run.lr, ()), score(run, setting))
+            scores[run.lr] = (*scores.get(run.lr, ()), score(run, setting, each.config.train.steps))
     model = build_model(tuning[0].config, "meta")
     state = model.state(tuning[0].config.data.seq_len)
     key, *others = setting.slices or [""]
