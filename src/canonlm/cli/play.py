@@ -97,9 +97,9 @@ def lay_out(
     """The runs and their folder, with a file that says what is planned. InvalidSetting: they cannot be started."""
     needed("plotly", "canonlm play")
     chosen = later.recipes.load_preset(task, preset, difficulty)  # mistakes are reported at once
-    for option, number in (("--jobs", jobs), ("--seeds", seeds)):
-        if number is not None and number < 1:
-            raise expected(option, "an integer >= 1", number)
+    if jobs is not None and jobs < 1:
+        raise expected("--jobs", "an integer >= 1", jobs)
+    later.grid.check_seeds(seeds)
     folder = out or Path("runs") / f"{chosen.difficulty or chosen.task}-{preset}"
     load_torch()
     archs = later.names.split_names(archs) if isinstance(archs, str) else archs

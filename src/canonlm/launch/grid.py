@@ -25,6 +25,9 @@ _BY_OPTION = {"arch": "--arch", "train.optim.lr": "--lr", "train.seed": "--seeds
 _ONE_VALUE = ("data", "on_checkpoint")
 """Settings that are a path or a command, whose commas separate nothing."""
 
+MAX_SEEDS = 1_000
+"""Each of the runs is checked before the first one starts, which takes milliseconds."""
+
 
 @dataclass(frozen=True)
 class PlannedRun:
@@ -55,8 +58,7 @@ def plan(
     gets the sizes at which it has as many parameters, or bytes of state, as the first
     (`canonlm.models.matching`). ValueError for wrong settings, or settings that contradict a run in `out`.
     """
-    if seeds is not None and seeds < 1:
-        raise expected("--seeds", "an integer >= 1", seeds)
+    check_seeds(seeds)
     points, swept = sweep(overrides)
     by_folder: dict[Path, PlannedRun] = {}
     for point in points:
@@ -79,6 +81,11 @@ def plan(
         path_inside(out, str(run.folder.relative_to(out)))
         check_folder(run.folder, run.config)
     return runs
+
+
+def check_seeds(seeds: int | None) -> None:
+    if seeds is not None and not 1 <= seeds <= MAX_SEEDS:
+        raise expected("--seeds", f"an integer from 1 to {MAX_SEEDS}", seeds)
 
 
 def sweep(overrides: Sequence[str]) -> tuple[list[list[str]], list[str]]:
