@@ -11,7 +11,18 @@ from rich.table import Table
 from rich.text import Text
 
 from canonlm.cli import later
-from canonlm.cli.options import Device, Dtype, JsonFile, Step, TrustModel, Variant, check_place, opened, write_to
+from canonlm.cli.options import (
+    Device,
+    Dtype,
+    JsonFile,
+    Step,
+    TrustModel,
+    Variant,
+    check_place,
+    opened,
+    parts_of,
+    write_to,
+)
 from canonlm.cli.status import doing, load_torch, wide_console
 from canonlm.core.errors import brief, unknown
 from canonlm.core.user_folders import expanded
@@ -46,7 +57,7 @@ def check(
     """
     load_torch()
     check_place(json, "--json")
-    chosen = None if cases is None else [name.strip() for name in cases.split(",")]
+    chosen = parts_of("--cases", cases) or None
     for name in chosen or []:
         if name not in later.check.CASES:
             raise unknown("case", name, later.check.CASES)

@@ -158,6 +158,14 @@ def opened(model: str, **options: Any) -> "later.load_model.Subject":
         return later.load_model.open_model(model, **options)
 
 
+def parts_of(option: str, text: str | None) -> list[str]:
+    """`a, b` → ["a", "b"]; nothing without the option. ValueError: an empty part."""
+    parts = [] if text is None else [part.strip() for part in text.split(",")]
+    if not all(parts):
+        raise expected(option, "names separated by commas", text)
+    return parts
+
+
 def seed_set_of(text: str, out: Path, *folders: Path) -> int:
     """See `canonlm.experiments.replicate.seed_set_of`; prints which set is new."""
     number = later.replicate.seed_set_of(text, out, *folders)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from canonlm.cli import completion, later
-from canonlm.cli.options import Figures, Jobs, Match, SeedSet, seed_set_of
+from canonlm.cli.options import Figures, Jobs, Match, SeedSet, parts_of, seed_set_of
 from canonlm.cli.status import doing, keep_going, load_torch, say
 from canonlm.core.errors import expected, writing
 from canonlm.core.extras import needed
@@ -77,7 +77,7 @@ def profile(
     needed("plotly", "canonlm profile")
     keep_going()
     load_torch()
-    requested, chosen = ([part.strip() for part in text.split(",")] if text else [] for text in (tasks, sizes))
+    requested, chosen = parts_of("--only", tasks), parts_of("--sizes", sizes)
     names = later.names.split_names(",".join(archs))
     number = seed_set_of(seed_set, out)
     experiment = later.profiles.profile(

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from canonlm.cli import completion, later
 from canonlm.cli.claims import lines_of
-from canonlm.cli.options import Figures, Jobs, SeedSet, SlurmSettings, SlurmWorkers, seed_set_of
+from canonlm.cli.options import Figures, Jobs, SeedSet, SlurmSettings, SlurmWorkers, parts_of, seed_set_of
 from canonlm.cli.status import doing, keep_going, load_torch, say
 from canonlm.cli.work import submit
 from canonlm.core.errors import brief, writing
@@ -65,12 +65,12 @@ def replicate(
         later.figures.check()
     load_torch()
     if name == "predict":
-        if job or slurm or dry_run or only or export or trust or (scale, seed_set) != ("micro", "0"):
+        if job or slurm or dry_run or only is not None or export or trust or (scale, seed_set) != ("micro", "0"):
             raise ValueError("canonlm replicate predict trains nothing, and takes --out and --figures alone")
         return _predict(out, figures)
     if figures is not None:
         raise ValueError("--figures only works with predict; canonlm claims --figures DIR draws the verdicts")
-    settings = [part.strip() for part in only.split(",")] if only else []
+    settings = parts_of("--only", only)
     number = seed_set_of(seed_set, out, *([export] if export is not None else []))
     experiments = later.replicate.chosen(name, scale, settings, seed_set=number, trust=trust)
     if slurm:
