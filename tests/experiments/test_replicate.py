@@ -1,15 +1,17 @@
 """The command: its forecast, and one small experiment from nothing to its verdict."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from canonlm import cli
 from canonlm.data.prepare import prepare
-from canonlm.experiments import ledger, schema
+from canonlm.experiments import grid, ledger, schema
 from canonlm.experiments.replicate import chosen, estimate, seed_set_of
 from canonlm.train.flops import GPUS
 
+ROOT = Path(__file__).parents[2]
 SETTINGS = """
 copying-test:
   task: copying
@@ -49,6 +51,13 @@ def test_a_dry_run_counts_and_writes_nothing(mine, tmp_path, capsys):
     assert (result.cost.runs, result.done, result.cost.tokens) == (8, 0, tokens)
     seconds = result.cost.flops / (0.4 * 1e12 * GPUS["h100"].fp32)
     assert result.cost.hours == pytest.approx(seconds / 3600)
+
+
+def test_a_dry_run_also_counts_rates_beyond_an_edge(tmp_path):
+    """All of these runs are in the package; for some architectures, the best of three rates was the last one."""
+    [experiment] = chosen(str(ROOT / "benchmarks" / "published.yaml"), "micro", only := ["mad-plain"])
+    [result] = estimate([experiment], "micro", tmp_path, "h100", only, ledger.read(ledger.OWN_RESULTS))
+    assert result.done == result.cost.runs > len(grid.first_look_runs(experiment, "micro", only))
 
 
 @pytest.mark.slow

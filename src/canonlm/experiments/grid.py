@@ -91,17 +91,26 @@ def check_scores(experiment: Experiment, scale: str) -> None:
 
 
 def first_look_runs(
-    experiment: Experiment, scale: str, only: Collection[str] = (), *, shared: bool = True
+    experiment: Experiment,
+    scale: str,
+    only: Collection[str] = (),
+    *,
+    shared: bool = True,
+    outcomes: Outcomes = MappingProxyType({}),
 ) -> list[GridRun]:
-    """The runs of the first look, before rates are chosen: fresh seeds are at the middle rate."""
-    runs = []
+    """The runs of the first look, each once. Until a rate is chosen, fresh seeds are at the middle rate; a point whose
+    rates have all failed has none."""
+    runs: dict[str, GridRun] = {}
     for point in points(experiment, scale, only, shared=shared):
         setting = experiment.settings[point.setting]
-        runs += tuning_runs(experiment, point)
-        rates = rates_of(setting, point.difficulty)
-        first = min(setting.looks, default=0)
-        runs += [fresh_run(experiment, point, rates[len(rates) // 2], seed) for seed in range(first)]
-    return runs
+        tuning, rate = tuning_runs(experiment, point, outcomes), tuned(experiment, point, outcomes)
+        if rate is None and not all(run.name in outcomes for run in tuning):
+            rates = rates_of(setting, point.difficulty)
+            rate = rates[len(rates) // 2]
+        first = 0 if rate is None else min(setting.looks, default=0)
+        fresh = [fresh_run(experiment, point, rate or 0, seed) for seed in range(first)]
+        runs |= {run.name: run for run in (*tuning, *fresh)}
+    return list(runs.values())
 
 
 def tuning_runs(experiment: Experiment, point: Point, outcomes: Outcomes = MappingProxyType({})) -> list[GridRun]:

@@ -126,19 +126,8 @@ def _question(archs: Sequence[str]) -> str:
 
 
 def runs_of(experiment: Experiment, outcomes: grid.Outcomes) -> list[grid.GridRun]:
-    """All runs of the profile, each once; fresh seeds are at the middle rate until the rate is chosen."""
-    runs: dict[str, grid.GridRun] = {}
-    for point in grid.points(experiment, SCALE):
-        task = experiment.settings[point.setting]
-        tuning = grid.tuning_runs(experiment, point, outcomes)
-        rates = grid.rates_of(task, point.difficulty)
-        rate = grid.tuned(experiment, point, outcomes)
-        if rate is None and not all(run.name in outcomes for run in tuning):
-            rate = rates[len(rates) // 2]
-        fresh = range(max(task.looks, default=0) if rate is not None else 0)
-        runs |= {run.name: run for run in tuning}
-        runs |= {run.name: run for run in (grid.fresh_run(experiment, point, rate or 0, seed) for seed in fresh)}
-    return list(runs.values())
+    """All runs of the profile, as its seeds are those of one look."""
+    return grid.first_look_runs(experiment, SCALE, outcomes=outcomes)
 
 
 def _tuned(registered: Setting, seeds: int) -> Setting:

@@ -67,7 +67,7 @@ def seed_set_of(text: str, out: Path, *folders: Path) -> int:
 @dataclass(frozen=True)
 class Estimate:
     """The cost of an experiment, without runs that earlier ones in the list need. cells: the number of cells
-    of the paper that it repeats. done: the number of finished runs, of those known so far."""
+    of the paper that it repeats. done: the number of these runs that have finished."""
 
     experiment: Experiment
     cells: int
@@ -87,11 +87,12 @@ def estimate(
     counted: set[str] = set()
     estimates = []
     for experiment in experiments:
-        needed = grid.first_look_runs(experiment, scale, only)
+        outcomes = ledger.outcomes_of([experiment], scale, out, finished)
+        needed = grid.first_look_runs(experiment, scale, only, outcomes=outcomes)
         runs = {run.name: run.config for run in needed if run.name not in counted}
         counted |= runs.keys()
         cells = len(grid.cells(experiment)) if scale == "paper" else 0
-        done = _count_finished(experiment, scale, out, only, finished)
+        done = len(runs.keys() & outcomes.keys())
         estimates.append(Estimate(experiment, cells, cost(runs.values(), gpu), done))
     return estimates
 
@@ -174,14 +175,6 @@ def _finished_outcomes(
         if run.name not in outcomes and len(queue.failures(out / "leases", run.name)) >= queue.MAX_FAILURES:
             outcomes[run.name] = None
     return outcomes
-
-
-def _count_finished(
-    experiment: Experiment, scale: str, out: Path, only: Collection[str], finished: grid.Outcomes
-) -> int:
-    outcomes = ledger.outcomes_of([experiment], scale, out, finished)
-    planned = plan_of([experiment], scale, out, outcomes, only)
-    return sum(run.name in outcomes or (run.folder / "result.json").is_file() for run in planned)
 
 
 def _commit() -> str:
