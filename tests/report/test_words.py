@@ -4,7 +4,7 @@ import json
 
 import pytest
 from folders import evaluation, write_run, write_runs
-from reading import visible_text
+from reading import printed, visible_text
 
 from canonlm import tasks
 from canonlm.experiments.published.runs import runs_frame
@@ -139,6 +139,20 @@ def test_many_architectures_are_only_ranked(tmp_path):
     )
     archs = architectures(tmp_path / "more", {"a": [(10, 20)] * 2, "b": [(90, 80)], "c": [(0, 0)], "d": [(100, 100)]})
     assert "question types, d 1 run, b 1 run, a 2 runs and c 1 run: d 100%" in verdict(archs)
+
+
+@pytest.mark.parametrize("name", ["llama+canon", "deltaproduct2-conv{negative_eigenvalues=true}+canon"])
+def test_no_number_is_cut_in_a_terminal(tmp_path, name):
+    rows = [evaluation(10, {("k", 1): (90, 100), ("k", 2): (70, 100)})] * 5
+    write_runs(tmp_path, {name: rows}, task={"name": "depo"})
+    intervals = {"43.0–95.2%", "33.5–85.7%"}
+    assert intervals <= {*printed(tmp_path, width=110).split()}
+    narrow = printed(tmp_path, width=80)
+    assert "…" not in narrow
+    cells = [[cell.strip() for cell in line.split("│")] for line in narrow.splitlines() if "│" in line]
+    columns = ["".join(column) for column in zip(*cells, strict=True)]
+    assert name in columns[1]
+    assert all(any(each in column for column in columns) for each in intervals)
 
 
 def test_one_architecture_has_no_verdict(tmp_path):

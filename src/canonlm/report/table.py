@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
+from typing import Literal
 
 from rich.markup import escape as escape_rich
 from rich.table import Table
@@ -19,6 +20,7 @@ from canonlm.runs.rows import is_slice
 from canonlm.runs.summary import Architecture, adjusted, columns_of, compared_of, scales_of
 
 MAX_SLICES = 4  # that have a column each; more have a table of their own, with a row each
+MAX_NAME = 24  # letters of a name that stays in one line
 STYLES = {"best": "bold", "aside": "dim"}
 
 
@@ -79,10 +81,10 @@ def _drawn(title: str, block: Block, notes: Sequence[str] = ()) -> Table:
     head, rows, marks, kind = (block["table"][key] for key in ("head", "rows", "marks", "kind"))
     shown = Table(title=escape(title) or None, title_justify="left", title_style="bold", caption_justify="left")
     texts = 2 if kind == "models" else 1  # columns from the left without numbers
-    for name in head[:texts]:
-        shown.add_column(escape(name), no_wrap=not kind)
-    for name in head[texts:]:
-        shown.add_column(escape(name), justify="right", overflow="fold" if kind else "ellipsis")
+    short = not kind and all(len(_shown(row[0])) <= MAX_NAME for row in rows)
+    for place, name in enumerate(head):  # the widest column is the first to be folded; no number is cut
+        justify: Literal["left", "right"] = "left" if place < texts else "right"
+        shown.add_column(escape(name), justify=justify, overflow="fold", no_wrap=short and place == 0)
     for row, mark in zip_longest(rows, marks, fillvalue=""):
         if mark == "aside":
             shown.add_section()
