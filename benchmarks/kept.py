@@ -11,8 +11,8 @@ import sys
 from collections import defaultdict
 from statistics import mean
 
-from canonlm.experiments.grid import SEEDS_OF_A_SET
 from canonlm.experiments.ledger import OWN_RESULTS
+from canonlm.experiments.schema import SEEDS_OF_A_SET
 from canonlm.runs.seed_statistics import LEVEL, normal_difference, safe_difference
 
 

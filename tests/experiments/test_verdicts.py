@@ -215,6 +215,27 @@ def test_before_the_first_run_and_with_fewer_than_five_seeds_nothing_is_decided(
     assert (verdict.state, verdict.seeds) == ("undecided", 4)
 
 
+@pytest.mark.parametrize(("rates", "state"), [([1e-3], "supported"), ([1e-3, 3e-3], "undecided")])
+def test_seeds_that_chose_the_rate_decide_nothing(mine, rates, state):
+    experiment = mine()
+    changes = {"choose_on": "test", "looks": {}, "tuning_seeds": 7, "rates": rates}
+    experiment._settings = {key: each.model_copy(update=changes) for key, each in experiment.settings.items()}
+    [verdict] = judge(experiment, "micro", finish(experiment, around(0.95, 0.1)))
+    assert (verdict.state, verdict.seeds) == (state, 7)
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"first_seed": 998, "looks": {7: 0.05}}, "first_seed: expected seeds below 1000, where the next seed set begins"),
+    ({"first_seed": 1100, "looks": {7: 0.05}}, "first_seed: expected seeds below 1000"),
+    ({"first_seed": 998, "tuning_seeds": 7, "choose_on": "test"}, "first_seed: expected seeds below 1000"),
+    ({"looks": {7: 0.05}, "tuning_seeds": 901}, "tuning_seeds: expected seeds below 1000"),
+])  # fmt: skip
+def test_seeds_of_a_setting_stay_in_their_set(changes, message):
+    with pytest.raises(ValueError, match=message):
+        schema.Setting(task="depo", preset="tiny", **changes)
+    schema.Setting(task="depo", preset="tiny", first_seed=993, looks={7: 0.05})
+
+
 def test_a_verdict_waits_for_all_seeds_of_its_look(mine):
     """Five of seven are enough for an interval that would decide: a look that is not registered."""
     experiment = of_five(mine(), {7: 0.05})

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from canonlm.core.errors import InvalidSetting, expected, unknown
 from canonlm.experiments.outcomes import diverged, score
-from canonlm.experiments.schema import FIRST_TUNING_SEED, At, Experiment, Setting, parse_size, places
+from canonlm.experiments.schema import FIRST_TUNING_SEED, SEEDS_OF_A_SET, At, Experiment, Setting, parse_size, places
 from canonlm.launch.recipes import Preset, load_preset
 from canonlm.runs.identity import identity, slug
 from canonlm.runs.load import Run
@@ -20,8 +20,6 @@ from canonlm.runs.rows import slice_key
 from canonlm.runs.seed_statistics import best_rate
 from canonlm.train.config import RunConfig, resolve
 from canonlm.train.load_config import merge, outside_of
-
-SEEDS_OF_A_SET = 1000
 
 Outcomes = Mapping[str, Run | None]
 """Finished runs by name; None for a run that has failed for good."""

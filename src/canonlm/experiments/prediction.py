@@ -126,7 +126,7 @@ def _micro(task: str, outcomes: grid.Outcomes) -> Scores:
     setting, runs = schema.setting(f"{task}-micro"), dict[str, list[float]]()
     tuning = range(schema.FIRST_TUNING_SEED, schema.FIRST_TUNING_SEED + setting.tuning_seeds)
     for run in filter(None, outcomes.values()):
-        if run.task_label == f"{task}-micro" and run.seed < grid.SEEDS_OF_A_SET and run.seed not in tuning:
+        if run.task_label == f"{task}-micro" and run.seed < schema.SEEDS_OF_A_SET and run.seed not in tuning:
             runs.setdefault(run.arch, []).append(accuracy(run.final, setting.slices))
     return {arch: mean(own) for arch, own in runs.items()}
 

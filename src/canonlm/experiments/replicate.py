@@ -60,7 +60,7 @@ def seed_set_of(text: str, out: Path, *folders: Path) -> int:
         return int(text)
     seeds = {run.seed for folder in (ledger.OWN_RESULTS, *folders) for run in ledger.read(folder).values()}
     seeds |= {int(match[1]) for path in (out / "runs").glob("*") if (match := re.search(r"-seed(\d+)-\w+$", path.name))}
-    seen = {seed // grid.SEEDS_OF_A_SET for seed in seeds}
+    seen = {seed // schema.SEEDS_OF_A_SET for seed in seeds}
     return next(number for number in itertools.count(1) if number not in seen)
 
 

@@ -35,6 +35,7 @@ HERE = Path(__file__).parent
 FIGURES, SETTINGS = HERE / "figures", HERE / "settings.yaml"
 SCALES = ("micro", "small", "paper")
 MAX_SEED_SET = 10**6
+SEEDS_OF_A_SET = 1000
 FIRST_TUNING_SEED = 100
 """Within a seed set, fresh seeds begin at a setting's `first_seed` and tuning seeds at 100: no run of one kind sees
 data or questions of the other."""
@@ -68,7 +69,10 @@ class Setting(Settings):
             raise expected("looks", "numbers of fresh seeds if choose_on is validation, else none", self.looks)
         if sum(self.looks.values()) > 0.05 + 1e-9:
             raise expected("looks", "levels that add up to at most 0.05", self.looks)
-        last = self.first_seed + max(self.looks, default=0)
+        last = self.first_seed + max(self.looks, default=self.tuning_seeds)
+        for key, end in (("first_seed", last), ("tuning_seeds", FIRST_TUNING_SEED + self.tuning_seeds)):
+            if end > SEEDS_OF_A_SET:
+                raise expected(key, f"seeds below {SEEDS_OF_A_SET}, where the next seed set begins", getattr(self, key))
         if self.looks and self.first_seed < FIRST_TUNING_SEED + self.tuning_seeds and last > FIRST_TUNING_SEED:
             raise expected(
                 "first_seed", f"fresh seeds apart from the tuning seeds, from {FIRST_TUNING_SEED}", self.first_seed
