@@ -11,9 +11,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from canonlm.experiments.grid import Outcomes, Point, at_edge, points_of, reported, tuned, tuning_runs
+from canonlm.experiments.grid import Outcomes, Point, at_edge, points_of, rates_of, reported, tuned, tuning_runs
 from canonlm.experiments.outcomes import LARGER_IS_BETTER, accuracy, diverged, evaluated_every, first_step
-from canonlm.experiments.schema import At, Claim, Experiment, Pair
+from canonlm.experiments.schema import At, Claim, Experiment, Pair, Setting
 from canonlm.runs.load import Run
 from canonlm.runs.rows import primary
 from canonlm.runs.seed_statistics import MIN_SEEDS, Comparison, Interval, compare, compare_ratios, permutation_p
@@ -135,8 +135,17 @@ def _at_look(experiment: Experiment, scale: str, number: str, claim: Claim, outc
 
 def is_complete(experiment: Experiment, verdict: Verdict) -> bool:
     """Whether a verdict has all seeds of a registered look, and as many as verdicts need."""
-    looks = experiment.settings[experiment.claims[verdict.claim].at[verdict.scale].setting].looks  # type: ignore[index]
-    return verdict.seeds >= max(MIN_SEEDS, min(looks, default=0))
+    setting = experiment.settings[experiment.claims[verdict.claim].at[verdict.scale].setting]  # type: ignore[index]
+    return verdict.seeds >= _needed(setting, min(setting.looks, default=0))
+
+
+def _needed(setting: Setting, look: int) -> float:
+    """The number of seeds that a verdict needs at a look. Seeds that chose one of several rates never decide."""
+    if setting.choose_on == "test":
+        kinds = (*setting.kinds,) or (None,)
+        if setting.widen or any(len(rates_of(setting, kind)) > 1 for kind in kinds):
+            return math.inf
+    return max(look, MIN_SEEDS)
 
 
 def shares_right(
@@ -194,7 +203,7 @@ def _compared(
     experiment: Experiment, claim: Claim, at: At, pair: Pair, tested: Mapping[str, _Arm], level: float, seeds: int
 ) -> Compared:
     setting = experiment.settings[at.setting]
-    arms = [tested[arm] for arm in pair.arms]
+    arms, needed = [tested[arm] for arm in pair.arms], _needed(setting, seeds)
     rates = tuple(rate for arm in arms for rate in arm.rates)
     edges = tuple(name for name in pair.arms if tested[name].at_edge)
     measure = claim.measure or setting.measure
@@ -208,7 +217,7 @@ def _compared(
     questions: int | None = None
     if claim.steps_to is not None:
         result, p = _faster(sides, slices, claim.steps_to, level / len(claim.pairs))
-        return Compared(pair, _state(pair, result, seeds, ratios=True), result, rates, edges, unit, p)
+        return Compared(pair, _state(pair, result, needed, ratios=True), result, rates, edges, unit, p)
     if measure is not None:
         best = max if measure in LARGER_IS_BETTER else min
         values = [{measure: [best(each.final.measures[measure] for each in seed) for seed in side]} for side in sides]
@@ -220,13 +229,13 @@ def _compared(
     compared = compare_ratios if claim.relative else compare
     result = compared(values[0], values[1], questions, pairs=len(claim.pairs), level=level)
     means = (np.mean([*side.values()], axis=0).tolist() for side in values)
-    return Compared(pair, _state(pair, result, seeds), result, rates, edges, unit, permutation_p(*means))
+    return Compared(pair, _state(pair, result, needed), result, rates, edges, unit, permutation_p(*means))
 
 
-def _state(pair: Pair, result: Comparison | None, seeds: int, *, ratios: bool = False) -> State:
-    """The state of a comparison; `undecided` with fewer seeds than those of the look, or than verdicts need. ratios: 2
-    is then as far from no difference as 1/2."""
-    if result is None or result.seeds < max(seeds, MIN_SEEDS):
+def _state(pair: Pair, result: Comparison | None, needed: float, *, ratios: bool = False) -> State:
+    """The state of a comparison; `undecided` with fewer seeds than needed. ratios: 2 is then as far from no difference
+    as 1/2."""
+    if result is None or result.seeds < needed:
         return "undecided"
     smallest, interval = pair.smallest, result.safe
     if ratios:
