@@ -48,12 +48,12 @@ def html(entries: Sequence[Claim]) -> str:
         blocks += fold(f"{state.capitalize()} ({len(of_state)})", [about, shown] if of_state else [], opened=opened)
     rows = [(each, estimate) for each in entries for estimate in each.estimates if estimate.unit == "points"]
     if rows:
-        blocks[2:2] = fold("All estimates in one chart", [chart("estimates", FOREST, _forest(rows))])
+        blocks[2:2] = fold("All estimates in points in one chart", [chart("estimates", FOREST, _forest(rows))])
     return page(TITLE, [], blocks, LOOKS)
 
 
 def _forest(rows: Sequence[tuple[Claim, Estimate]]) -> Chart:
-    """All estimates, the first claim on top. Comparisons of a claim share its name, so lines have numbers."""
+    """The estimates, the first claim on top. Comparisons of a claim share its name, so lines have numbers."""
     series = []
     for state in LOOKS:
         chosen = [(len(rows) - place, *row) for place, row in enumerate(rows) if row[1].state == state]

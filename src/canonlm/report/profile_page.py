@@ -15,10 +15,11 @@ from canonlm.runs.identity import short, short_bytes
 INTERVALS = "Intervals: 95 %, of the mean over seeds, for three seeds or more"
 SCORES = f"Score after training, by task. {INTERVALS}. Pale dots: single seeds. The dotted line: what guessing scores."
 NUMBERS = (
-    f"{INTERVALS}. Differences are in points. Each interval of a score stands alone; those of differences and speeds "
-    "hold for all pairs of the page together. Half right: how many times faster half of the answers are right. Solved: "
-    f"runs that end with at least {percent(SOLVED)} right. Up to: the hardest kind of question of which the mean is at "
-    "least that, as is that of all easier ones. Other seeds: the first architecture against itself."
+    f"{INTERVALS}. Differences are in points. Each interval of a score stands alone; those of differences hold for "
+    "all pairs of the page together, and those of speeds do by themselves. Half right: how many times faster half of "
+    f"the answers are right. Solved: runs that end with at least {percent(SOLVED)} right. Up to: the hardest kind of "
+    "question of which the mean is at least that, as is that of all easier ones. Other seeds: the first architecture "
+    "against itself."
 )
 MATCHED = (
     "The mean score after as many steps, training FLOPs or seconds as the architecture that ends with the fewest has; "

@@ -82,7 +82,7 @@ def _judged(rate: Rate, score: str) -> list[str]:
 
 
 def _needed(seeds: Sequence[int]) -> str:
-    """What a verdict needs beyond these numbers of seeds."""
+    """The seeds that a verdict still needs, from the numbers that there are."""
     needed = seed_statistics.MIN_SEEDS
     more = count_of(needed - seeds[0], "more seed") if len(set(seeds)) == 1 else count_of(needed, "seed")
     return f"a verdict needs {more} of each"

@@ -3,8 +3,8 @@
 The best learning rate of an architecture is the one with the highest final score (`Task.score`: a measure of the
 task, the accuracy on one slice, or that averaged over the slices of its primary scale), averaged over seeds. Only the
 rates with the most runs that have a score count, so that a rate at which runs crashed does not win by its survivors.
-Of equal rates, the smallest is the best. The rate is chosen on the evaluation that is shown, for every architecture
-alike; if there are runs on validation samples, these choose it instead.
+Of equal rates, the one with the lowest loss is the best, then the smallest. The rate is chosen on the evaluation that
+is shown, for every architecture alike; if there are runs on validation samples, these choose it instead.
 """
 
 import math
