@@ -19,7 +19,7 @@ from canonlm.train import data, loop
 from canonlm.train.build import build_model
 from canonlm.train.checkpoint import load_model
 from canonlm.train.config import resolve
-from canonlm.train.load_config import merge
+from canonlm.train.load_config import create_folder, merge
 from canonlm.train.loop import train
 
 SEQ_LEN, BATCH = 16, 4
@@ -222,6 +222,31 @@ def test_mistakes(settings, tmp_path, capsys, changes, message):
     assert error.startswith(f"canonlm: {message}")
     assert error.count("\n") == 1
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"train": {"eval_split": "validation", "eval_size": 9999}},
+        {"train": {"eval_beyond": 9999}},
+        {"arch": "hf:bert"},
+    ],
+    ids=["held-out windows", "tokens beyond", "not causal"],
+)
+def test_a_refused_run_may_be_corrected(settings, tmp_path, changes):
+    """But not one that a command has planned."""
+    with pytest.raises(ValueError):
+        train(settings(**changes), tmp_path / "run")
+    train(settings(train={"steps": 1}), tmp_path / "run")
+    create_folder(tmp_path / "planned", data.complete(settings(**changes)))
+    with pytest.raises(ValueError):
+        train(settings(**changes), tmp_path / "planned")
+    assert (tmp_path / "planned" / "config.yaml").exists()
+
+
+@pytest.mark.parametrize("seq_len", [1, 2])
+def test_windows_without_room_for_two_documents(settings, tmp_path, seq_len):
+    train(settings(data={"seq_len": seq_len, "isolate_documents": True}, train={"steps": 1}), tmp_path)
 
 
 def test_another_tokenizer_is_refused(text, settings, tmp_path):

@@ -99,8 +99,10 @@ def _check_causality(model: LanguageModel) -> None:
 
 def _check_isolation(model: LanguageModel) -> None:
     ids = _tokens(model, 2)
-    length = ids.shape[1]
-    starts = torch.tensor([length // 3, length // 2 + 1], device=ids.device)  # of the second document of each row
+    if (length := ids.shape[1]) < 2:  # no room for two documents
+        return
+    # Of the second document of each row.
+    starts = torch.tensor([max(1, length // 3), min(length // 2 + 1, length - 1)], device=ids.device)
     doc_ids = (torch.arange(length, device=ids.device) >= starts[:, None]).long()
     before = _logits(model, ids, doc_ids)
     after = _logits(model, torch.where(doc_ids == 0, _other_tokens(model, ids), ids), doc_ids)

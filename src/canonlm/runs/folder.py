@@ -127,6 +127,13 @@ def create(
                 write_text(folder / name, text)
 
 
+def remove_config(folder: Path) -> None:
+    """Undo `create` in a folder that has not trained: it may then get another configuration. Other files are either
+    replaced with it, or compared only once it has trained."""
+    for name in ("config.yaml", TASK):
+        (folder / name).unlink(missing_ok=True)
+
+
 def make(folder: Path) -> None:
     with writing("--out", folder):
         make_folder(folder)

@@ -104,8 +104,12 @@ def _finished(path: Path, config: RunConfig) -> dict[str, Any] | None:
 
 @contextmanager
 def _locked(folder: Path, config: RunConfig, world: World):
-    """Within this context, no other process trains in the folder, which exists and has this configuration."""
+    """Within this context, no other process trains in the folder, which exists and has this configuration.
+
+    A ValueError before anything has been trained refuses the run: a new folder then gets no configuration, so that the
+    corrected run may be trained in it."""
     held = lock(folder / ".lock", timeout=0)
+    is_new = False
     try:
         with world.all_or_none():
             if world.main:
@@ -116,10 +120,15 @@ def _locked(folder: Path, config: RunConfig, world: World):
                 except Timeout:
                     raise expected("--out", "a folder that no other process is training in", str(folder)) from None
                 texts = data.check_unchanged(config, folder)
+                is_new = not (folder / "config.yaml").exists()
                 create_folder(folder, config)
                 if texts and texts != run_folder.read_json(folder / "data.json"):
                     write_json(folder / "data.json", texts)
         yield
+    except ValueError:
+        if is_new and not run_folder.has_trained(folder):
+            run_folder.remove_config(folder)
+        raise
     finally:
         held.release()
 
