@@ -142,9 +142,24 @@ def test_a_text_file_is_a_document_and_patterns_select_files(tmp_path):
     assert documents(tmp_path / "3", "train") == ["# d", "import a", "import c"]
 
 
-def test_a_dataset_of_hugging_face(tmp_path):
+def test_names_are_chosen_from_a_folder_and_from_a_glob_alike(tmp_path):
+    """Below the fixed part of the path: the folder test at the top is what was asked for."""
+    top = tmp_path / "test"
+    for name in ("a.txt", "b.md", "test/c.txt", "d/e.txt", "d/test/f.txt"):
+        (top / name).parent.mkdir(parents=True, exist_ok=True)
+        (top / name).write_text(name)
+    for source in (top, f"{top}/**/*", f"{top}/**"):
+        files = reading.find([str(source)], "*.txt", ["te*"])
+        assert [Path(file.path).relative_to(top).as_posix() for file in files] == ["a.txt", "d/e.txt"]
+    assert len(reading.find([str(top / "a.txt")], "*.txt")) == 1
+    with pytest.raises(ValueError, match=r"--input: expected files to read, got .*b\.md"):
+        reading.find([str(top / "b.md")], "*.txt")
+
+
+def test_a_dataset_of_hugging_face(tmp_path, monkeypatch):
     pytest.importorskip("datasets")
     result = texts(30)
+    result[0] = "é" * max(map(len, result))
     (tmp_path / "data" / "data").mkdir(parents=True)
     for part in range(3):
         path = tmp_path / "data" / "data" / f"train-{part}-of-3.parquet"
@@ -153,6 +168,9 @@ def test_a_dataset_of_hugging_face(tmp_path):
     assert documents(tmp_path / "out", "train") == result
     run(tmp_path / "same", f"hf:{tmp_path / 'data'}:default:train", text_key="content", tasks=3)
     assert documents(tmp_path / "same", "train") == result
+    monkeypatch.setattr(reading, "MAX_DOCUMENT", len(result[0]))
+    with pytest.raises(ValueError, match="longer than"):
+        run(tmp_path / "long", f"hf:{tmp_path / 'data'}", text_key="content")
     with pytest.raises(ValueError, match=r'no key "text"'):
         run(tmp_path / "bad", f"hf:{tmp_path / 'data'}")
     with pytest.raises(ValueError, match=r"--input: expected hf:NAME\[:config\[:split\]\] of a dataset \("):

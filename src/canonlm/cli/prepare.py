@@ -21,7 +21,7 @@ INPUT = typer.Option(
 )
 TOKENIZER = typer.Option(help="bytes, or a file: tokenizer.json, a tiktoken file, a sentencepiece model.")
 TEXT_KEY = typer.Option(help="The key or column that has the text.")
-GLOB = typer.Option(help="Which files of a folder to read, such as '*.py'.")
+GLOB = typer.Option(help="Which files of a folder or glob to read, such as '*.py'.")
 EXCLUDE = typer.Option(help="Skip folders of this name. Repeat for more.")
 BOS = typer.Option("--bos/--no-bos", help="Start every document with the tokenizer's BOS token.")
 EOS = typer.Option("--eos/--no-eos", help="End every document with the tokenizer's EOS token.")

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from glob import glob, has_magic
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -89,11 +89,13 @@ class Bad:
 
 
 def find(inputs: Iterable[str], pattern: str | None = None, exclude: Iterable[str] = ()) -> list[Input]:
-    """The files of each input in turn: a file, a folder (its files, sorted by path), a glob (the same), or `hf:NAME`.
+    """The files of each input in turn: a file, a folder (its files, sorted by path), a glob (the same; folders that it
+    matches are not read), or `hf:NAME`.
 
-    `pattern` (of a file's name, such as *.py) chooses files of any kind in folders; default: known kinds, .jsonl, .json
-    (also .gz, .zst), .parquet, .txt. `exclude`: names of folders that are left out. ValueError: an input that does not
-    exist, or has no files to read.
+    `pattern` (such as *.py): only files with such names, of any kind. Default: in folders those of known kinds, .jsonl,
+    .json (also .gz, .zst), .parquet, .txt; else all. `exclude`: names of folders that are left out, below the folder or
+    the part of the glob that is the same for all files. ValueError: an input that does not exist, or has no files to
+    read.
     """
     files, exclude = [], tuple(exclude)
     for source in inputs:
@@ -103,13 +105,12 @@ def find(inputs: Iterable[str], pattern: str | None = None, exclude: Iterable[st
             paths = ((f"{source.rstrip('/')}/{name}", name) for name in sorted(_names(source, pattern, exclude)))
             matches = [_file(path, name) for path, name in paths if _is_file(path)]
         elif _is_file(source):
-            matches = [_file(source, os.path.basename(source))]
+            matches = [_file(source, os.path.basename(source))] if _is_chosen(source, pattern) else []
         else:
-            matches = [_file(path, path) for path in sorted(glob(source, recursive=True)) if _is_file(path)]
+            matches = [_file(path, path) for path in sorted(_globbed(source, pattern, exclude)) if _is_file(path)]
         if not matches:
-            what = (
-                "files to read" if has_magic(source) or os.path.isdir(source) else "a file, a folder, a glob or hf:NAME"
-            )
+            exists = has_magic(source) or os.path.exists(source)
+            what = "files to read" if exists else "a file, a folder, a glob or hf:NAME"
             raise expected("--input", what, source)
         files += matches
     return files
@@ -126,12 +127,29 @@ def _names(top: str, pattern: str | None, exclude: tuple[str, ...]) -> Iterator[
                 folders.clear()
                 continue
             seen.add(place)
-            folders[:] = sorted(name for name in folders if not any(fnmatch(name, left_out) for left_out in exclude))
+            folders[:] = sorted(name for name in folders if not _is_excluded(name, exclude))
             starts += [path for name in folders if os.path.islink(path := f"{folder}/{name}")]
             below = Path(folder).relative_to(top).as_posix()
             for name in files:
-                if fnmatch(name, pattern) if pattern else _kind(name) is not None:
+                if _is_chosen(name, pattern) and (pattern or _kind(name) is not None):
                     yield name if below == "." else f"{below}/{name}"
+
+
+def _globbed(source: str, pattern: str | None, exclude: tuple[str, ...]) -> Iterator[str]:
+    """The paths that match a glob, and are chosen."""
+    fixed = len([*takewhile(lambda part: not has_magic(part), Path(source).parts)])
+    for path in glob(source, recursive=True):
+        below = Path(path).parts[fixed:-1]
+        if _is_chosen(path, pattern) and not any(_is_excluded(name, exclude) for name in below):
+            yield path
+
+
+def _is_chosen(path: str, pattern: str | None) -> bool:
+    return not pattern or fnmatch(os.path.basename(path), pattern)
+
+
+def _is_excluded(name: str, exclude: tuple[str, ...]) -> bool:
+    return any(fnmatch(name, left_out) for left_out in exclude)
 
 
 def _raise(error: OSError) -> None:
@@ -391,7 +409,7 @@ def _dataset_rows(source: Input, base: int, first: int, last: int, key: str) -> 
     name = f"{source.path}#{index}"
     try:
         for number, row in enumerate(_dataset(source.path, source.revision).shard(shards, index), 1):
-            if (fault := _without_text(row, key)) or len(row[key]) > MAX_DOCUMENT:
+            if (fault := _without_text(row, key)) or len(row[key].encode()) > MAX_DOCUMENT:
                 yield Bad(name, number, fault or TOO_LONG)
             else:
                 yield Text(row[key], base)
