@@ -105,6 +105,7 @@ def test_generates_up_to_the_context_length(workdir, capsys):
     text = written("short", ["aaaaaaaaaa"], 5)[0]
     assert len(text) == 5  # with bos: 16 tokens
     assert output_of(capsys, "short", "aaaaaaaaaa") == f"aaaaaaaaaa{text}\n"
+    assert len(output_of(capsys, "short", "", "--no-bos")) > 1  # an empty prompt begins with a token all the same
 
 
 def test_the_text_is_streamed(workdir, monkeypatch):
@@ -207,6 +208,10 @@ MISTAKES = [
     (["words", "--prompts", "none", "--out", "b"], "--prompts: expected a text file that can be read (No such file"),
     (["words", "--prompts", "empty", "--out", "b"], "--prompts: expected a file with at least one prompt, got"),
     (["words", "--prompts", "bad.jsonl", "--out", "b"], '--prompts: expected {"prompt": "…"} in every line, got'),
+    (
+        ["words", "--prompts", "text.jsonl", "--out", "b"],
+        '--prompts: expected lines without the key "text", which is for',
+    ),
     (["words", "--prompts", "half.jsonl", "--out", "b"], "--prompts: expected text without half of a surrogate pair"),
     (["words", "--prompts", "id.jsonl", "--out", "b"], "--prompts: expected text without half of a surrogate pair"),
     (["words", "a\udcff"], "PROMPT: expected text without half of a surrogate pair"),
@@ -227,6 +232,7 @@ def test_mistakes_are_reported_in_one_line(workdir, monkeypatch, assert_refused,
     (workdir / "two").write_text("b\n\naaaaaaaaaaaaaa\n")
     (workdir / "empty").write_text("\n\n")
     (workdir / "bad.jsonl").write_text('{"prompt": "a"}\n{"text": "b"}\n')
+    (workdir / "text.jsonl").write_text('{"prompt": "a", "text": "b"}\n')
     (workdir / "half.jsonl").write_text('{"prompt": "\\ud800"}\n')
     (workdir / "id.jsonl").write_text('{"prompt": "a", "id": "\\ud800"}\n')
     assert_refused(["generate", *arguments], start)

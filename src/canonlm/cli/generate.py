@@ -100,7 +100,7 @@ def generate(
     if prompt is not None:
         limit = max_tokens or DEFAULT_TOKENS
         if max_tokens is None and (context := later.models_build.wrap(subject.model).context_length) is not None:
-            limit = max(1, min(limit, context - begin - writer.tokens(prompt)))
+            limit = max(1, min(limit, context - max(1, begin + writer.tokens(prompt))))
         writer.check([prompt], limit, "the prompt")  # before anything is printed
         print(prompt, end="", flush=True)
         try:
@@ -177,6 +177,9 @@ def _read(file: Path) -> list[dict[str, Any]]:
                 row = None
             if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
                 raise expected("--prompts", '{"prompt": "…"} in every line', f"{file}, line {number}")
+            if "text" in row:
+                what = 'lines without the key "text", which is for the answer'
+                raise expected("--prompts", what, f"{file}, line {number}")
             if not is_unicode(json.dumps(row, ensure_ascii=False)):
                 raise expected("--prompts", f"text without {SURROGATE}", f"{file}, line {number}")
         rows.append(row)
