@@ -405,8 +405,9 @@ def test_a_sampler_draws_again_for_every_token():
 @pytest.mark.parametrize(
     ("settings", "start"),
     [
-        ({"temperature": 0.0}, "--temperature: expected a number > 0, got 0.0"),
-        ({"temperature": float("nan")}, "--temperature: expected a number > 0, got nan"),
+        ({"temperature": 0.0}, "--temperature: expected a number >= 1e-30, got 0.0"),
+        ({"temperature": float("nan")}, "--temperature: expected a number >= 1e-30, got nan"),
+        ({"temperature": 1e-40}, "--temperature: expected a number >= 1e-30, got 1e-40"),
         ({"top_k": 0}, "--top-k: expected an integer >= 1, got 0"),
         ({"top_p": 1.5}, "--top-p: expected a number > 0 and <= 1, got 1.5"),
     ],

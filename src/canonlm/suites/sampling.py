@@ -16,6 +16,9 @@ from transformers import (
 
 from canonlm.core.errors import expected
 
+COLDEST = 1e-30
+"""The lowest temperature: logits of up to 1e8, divided by it, fit into float32."""
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -28,8 +31,8 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 < self.temperature < float("inf"):
-            raise expected("--temperature", "a number > 0", self.temperature)
+        if not COLDEST <= self.temperature < float("inf"):
+            raise expected("--temperature", f"a number >= {COLDEST}", self.temperature)
         if self.top_k is not None and self.top_k < 1:
             raise expected("--top-k", "an integer >= 1", self.top_k)
         if self.top_p is not None and not 0 < self.top_p <= 1:
