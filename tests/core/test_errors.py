@@ -1,6 +1,6 @@
 """The form of our error messages."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -40,6 +40,8 @@ class Wheel(BaseModel):
     kind: Literal["road", "track"] = "road"
     holes: list[int] | None = None
     span: tuple[float, float] = Field((0.0, 1.0), strict=False)
+    gears: list[int | str] | None = None
+    shares: list[Annotated[float, Field(ge=0, le=1)]] = []
 
 
 class Cycle(BaseModel):
@@ -72,19 +74,26 @@ class Cycle(BaseModel):
         ({"name": "x", "front": {"radius": 1, "kind": "rod"}}, "front.kind",
          "front.kind: expected 'road' or 'track', got \"rod\""),
         ({"name": "x", "front": {"radius": 1, "holes": [1, "a"]}}, "front.holes",
-         'front.holes: expected a list, got "a"'),
+         'front.holes: expected an integer, got "a"'),
+        ({"name": "x", "front": {"radius": 1, "holes": 1}}, "front.holes", "front.holes: expected a list, got 1"),
+        ({"name": "x", "front": {"radius": 1, "span": [0, "x"]}}, "front.span",
+         'front.span: expected a number, got "x"'),
+        ({"name": "x", "front": {"radius": 1, "gears": [1, 2.5]}}, "front.gears",
+         "front.gears: expected an integer or a string, got 2.5"),
+        ({"name": "x", "front": {"radius": 1, "shares": [1.5]}}, "front.shares",
+         "front.shares: expected a number >= 0 and <= 1, got 1.5"),
         ({"name": "x", "front": {"radius": 1, "span": [1]}}, "front.span", "front.span: expected a list of 2, got [1]"),
         ({"name": "x", "front": {"radius": 1, "radus": 2}}, "front.radus",
          'unknown setting "front.radus". Did you mean "front.radius"? '
-         "Settings: front.holes, front.kind, front.radius, front.span, front.spokes."),
+         "Settings: front.gears, front.holes, front.kind, front.radius, front.shares, front.span, front.spokes."),
         ({"name": "x", "front": {"radus": 1}}, "front.radus",
          'unknown setting "front.radus". Did you mean "front.radius"? '
-         "Settings: front.holes, front.kind, front.radius, front.span, front.spokes."),
+         "Settings: front.gears, front.holes, front.kind, front.radius, front.shares, front.span, front.spokes."),
         ({"name": "x", "spokes": 3}, "spokes", 'unknown setting "spokes". Did you mean "front.spokes"? '
          "Settings: bell, front, more, name."),
         ({"name": "x", "frnt": {}}, "frnt", 'unknown setting "frnt". Did you mean "front"? '
          "Settings: bell, front, more, name."),
-        ({"name": "x", "more": {"a": "b"}}, "more", 'more: expected a group of settings, got "b"'),
+        ({"name": "x", "more": {"a": "b"}}, "more", 'more: expected an integer, got "b"'),
         ({"name": "x", "more": {1: 2}}, "more", "more: expected the name of a setting, got 1"),
         ({"name": "x", 1: 2}, "1", "1: expected the name of a setting, got 1"),
         ({"name": "silent", "bell": True}, "bell", "bell: expected false, got True"),

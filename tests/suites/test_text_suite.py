@@ -92,6 +92,7 @@ def test_two_models_and_their_differences(folders, tmp_path, monkeypatch, capsys
     [
         (["a"], "MODEL: expected models and one file of documents"),
         (["my.jsonl"], "MODEL: expected models and one file of documents"),
+        (["a", "none.jsonl"], 'MODEL: expected a file of documents that exists, got "none.jsonl"'),
         (["a", "my.jsonl", "text_key=body"], "text_key: expected one of the keys in my.jsonl, line 1 (text)"),
         (["a", "bad.jsonl"], "bad.jsonl, line 2: expected an object with a text that is not empty"),
         (["a", "half.jsonl"], "half.jsonl, line 2: expected text without half of a surrogate pair, which is not a Uni"),

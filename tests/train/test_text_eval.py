@@ -152,3 +152,13 @@ def test_processes_share_the_windows_and_call_equally_often(dataset, ranks, isol
 def test_too_little_text(dataset, split, skip, message):
     with pytest.raises(ValueError, match=message):
         TextEval({"x": (dataset, split)}, 9, 1, World(CPU), seq_len=SEQ_LEN, isolate_documents=False, skip=skip)
+
+
+def test_too_little_text_beyond_the_trained_length(dataset):
+    def evaluation_of(beyond):
+        TextEval({"x": (dataset, "valid")}, 9, 1, World(CPU), seq_len=SEQ_LEN, isolate_documents=False, beyond=beyond)
+
+    rest = dataset.num_tokens("valid") - 1 - SEQ_LEN
+    evaluation_of(rest)
+    with pytest.raises(ValueError, match=rf"^train.eval_beyond: expected at most {rest}, as .*, got {rest + 1}$"):
+        evaluation_of(rest + 1)

@@ -39,6 +39,9 @@ BOS = typer.Option("--bos", help="Begin every prompt with the tokenizer's BOS to
 BEYOND = typer.Option("--beyond-context", help="Also read prompts that are longer than the model's context.")
 
 
+_DOCUMENTS = (".jsonl", ".json", ".txt")  # the usual endings of a file of documents
+
+
 def evaluate(
     model: Model,
     settings: Annotated[list[str] | None, SETTINGS] = None,
@@ -129,6 +132,8 @@ def _models_and_file(words: Sequence[str]) -> tuple[list[str], str, list[str]]:
     files = [word for word in words if os.path.isfile(expanded(word))]
     settings = [word for word in words if "=" in word and not os.path.exists(expanded(word))]
     models = [word for word in words if word not in (*files, *settings)]
+    if not files and (missing := [word for word in models if Path(word).suffix.lower() in _DOCUMENTS]):
+        raise expected("MODEL", "a file of documents that exists", missing[0])
     if len(files) != 1 or not models:
         what = "models and one file of documents, as in `canonlm eval A B --suite text my.jsonl`"
         raise expected("MODEL", what, " ".join(words))

@@ -154,9 +154,13 @@ def refused(
         return InvalidSetting(key, unknown("setting", key, names, meant=meant))
     if first["type"] == "invalid_key" or first["loc"][-1] == "[key]":
         return expected(key, "the name of a setting", first["input"])
-    if first["type"] == "missing" and len(path) == len(first["loc"]):
-        return InvalidSetting(key, f"{key}: missing; expected {_expectation(field, first)}")
-    return expected(key, _expectation(field, first), first["input"])
+    bounds = () if field is None else tuple(field.metadata) or _optional(field.annotation)[1]
+    inside = first["loc"][len(path) :]
+    if first["type"] == "missing" and not inside:
+        return InvalidSetting(key, f"{key}: missing; expected {_expectation(annotation, bounds, first)}")
+    for part in inside if first["type"] != "missing" else ():  # one element is missing: the value is all of them
+        annotation, bounds = _optional(_element(annotation, part))
+    return expected(key, _expectation(annotation, bounds, first), first["input"])
 
 
 def _same_leaf(key: str, keys: Sequence[str]) -> list[str]:
@@ -191,7 +195,17 @@ def _within(annotation: Any, key: str) -> tuple[FieldInfo | None, Any]:
     return field, _optional(field.annotation)[0]
 
 
-def _expectation(field: FieldInfo | None, first: Any) -> str:
+def _element(annotation: Any, part: Any) -> Any:
+    """The type of an element of a list, a tuple or a dictionary; None if it is not known."""
+    origin, kinds = get_origin(annotation), get_args(annotation)
+    if origin in (UnionType, Union):  # the part is the name of one of its types
+        return annotation
+    if origin is tuple:
+        return kinds[0 if Ellipsis in kinds else part]
+    return kinds[-1] if origin in (list, dict) else None
+
+
+def _expectation(annotation: Any, bounds: Sequence[Any], first: Any) -> str:
     if first["type"] == "literal_error":
         return str(first["ctx"]["expected"])
     if first["type"] == "model_type":
@@ -200,17 +214,17 @@ def _expectation(field: FieldInfo | None, first: Any) -> str:
         return f"at least {first['ctx']['min_length']}"
     if first["type"] == "too_long":
         return f"at most {first['ctx']['max_length']}"
-    if field is None or (kind := _kind(field.annotation)) is None:
+    if (kind := _kind(annotation)) is None:
         return str(first["msg"]).removeprefix("Input should be ")
     signs = ((Ge, ">=", "ge"), (Gt, ">", "gt"), (Le, "<=", "le"), (Lt, "<", "lt"))
-    bounds = [
+    limits = [
         (sign, getattr(bound, attribute))
-        for bound in field.metadata or _optional(field.annotation)[1]
+        for bound in bounds
         for type_, sign, attribute in signs
         if isinstance(bound, type_)
     ]
     above = first["type"].startswith("less_than")
-    written = [f"{sign} {bound}" for sign, bound in bounds if above or sign not in ("<", "<=") or bound < HUGE]
+    written = [f"{sign} {bound}" for sign, bound in limits if above or sign not in ("<", "<=") or bound < HUGE]
     return " ".join([kind, " and ".join(written)]).strip()
 
 
@@ -218,7 +232,8 @@ def _kind(annotation: Any) -> str | None:
     """The expected kind of value in words; None if an annotation has no short description."""
     annotation, _ = _optional(annotation)
     if isinstance(annotation, UnionType):
-        return None
+        kinds = [_kind(kind) for kind in get_args(annotation) if kind is not NoneType]
+        return " or ".join(map(str, kinds)) if all(kinds) else None
     if _is_model(annotation):
         return _KINDS[dict]
     if get_origin(annotation) is tuple:

@@ -106,12 +106,11 @@ def check_fits(run: RunConfig, model: LanguageModel, device: str) -> None:
     windows = -(-run.train.batch_size * run.parallel.tp * run.parallel.cp // processes)
     at_once = min(windows, run.parallel.micro_batch_size or windows)
     check_memory("model", (4 * model.num_parameters + 12 * model.num_trained) / processes, device)
+    key = "train.batch_size" if at_once == windows else "parallel.micro_batch_size"
+    inputs = run.data.seq_len / run.parallel.cp * sizes.hidden_size * itemsize * sizes.num_hidden_layers
+    check_memory("data.seq_len", inputs, device)
     check_memory("train.batch_size", windows * run.data.seq_len * 2 * 8)  # ids and targets
-    check_memory(
-        "data.seq_len",
-        at_once * run.data.seq_len // run.parallel.cp * sizes.hidden_size * itemsize * sizes.num_hidden_layers,
-        device,
-    )
+    check_memory(key, at_once * inputs, device)
     if run.task is not None:
         check_memory("train.eval_size", run.train.eval_size * SAMPLE_BYTES)
 

@@ -41,7 +41,12 @@ class TextEval:
         def windows_of(length: int) -> dict[str, TextWindows]:
             return {name: TextWindows(*source, length, isolate_documents) for name, source in sets.items()}
 
-        self.sets, self.longer = windows_of(seq_len), windows_of(seq_len + beyond) if beyond else {}
+        self.sets = windows_of(seq_len)
+        for dataset, split in sets.values() if beyond else ():
+            if (tokens := dataset.num_tokens(split)) <= seq_len + beyond:
+                why = f"{dataset.folder} has {tokens:,} tokens in its split {split}"
+                raise expected("train.eval_beyond", f"at most {tokens - seq_len - 1:,}, as {why}", beyond)
+        self.longer = windows_of(seq_len + beyond) if beyond else {}
         for windows in (*self.sets.values(), *self.longer.values()):
             if len(windows) <= skip:
                 raise expected("train.eval_size", f"less than {len(windows)}, the number of held-out windows", skip)
