@@ -7,6 +7,7 @@ from folders import evaluation, write_run, write_runs
 from reading import printed, visible_text
 
 from canonlm import tasks
+from canonlm.core.untrusted import MAX_JSON
 from canonlm.experiments.published.runs import runs_frame
 from canonlm.report import load_play, read_runs, render, summarise
 from canonlm.report.charts import learning_curves
@@ -15,7 +16,7 @@ from canonlm.report.sentences import verdict
 from canonlm.report.theme import DARK, LOOKS, looks
 from canonlm.runs import task_info
 from canonlm.runs.identity import short, short_size
-from canonlm.runs.task_info import MAX_BYTES, MAX_LETTERS, TaskInfo
+from canonlm.runs.task_info import MAX_LETTERS, TaskInfo
 from canonlm.runs.watch import Watch
 
 
@@ -251,7 +252,7 @@ def test_an_outside_task_provides_its_wording(tmp_path):
     [
         b"", b"{", b"[]", b"\xff", b"[" * 9999, json.dumps(WORDS | {"scales": 3}).encode(),
         json.dumps(WORDS | {"scales": {"bits": {"by": 1, "about": 2, "labels": 3}}}).encode(),
-        json.dumps(WORDS | {"about": "x" * MAX_BYTES}).encode(),
+        json.dumps(WORDS | {"about": "x" * MAX_JSON}).encode(),
     ],
 )  # fmt: skip
 def test_unreadable_wording_is_ignored(tmp_path, words):
@@ -260,11 +261,11 @@ def test_unreadable_wording_is_ignored(tmp_path, words):
 
 
 def test_chance_of_thousands_of_slices_is_read(tmp_path):
-    task = tasks.get("state", group="S3", N=4096, answers="every", test_lengths=[*range(1, 4097)])
+    task = tasks.get("state", group="S3", N=30_000, answers="every", test_lengths=[*range(1, 30_001)])
     (tmp_path / "task.json").write_text(json.dumps(task_info.written(task), indent=1))
     chance = task_info.read("state", tmp_path / "task.json").chance
-    assert len(chance) == 4096
-    assert chance["n=4096"] == 1 / 6
+    assert len(chance) == 30_000
+    assert chance["n=30000"] == 1 / 6
 
 
 def test_long_wording_is_truncated(tmp_path):

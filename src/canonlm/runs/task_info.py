@@ -18,7 +18,6 @@ from canonlm.runs.rows import DAMAGE, finite, one_line, primary, slice_key
 if TYPE_CHECKING:  # numba, which a report of other results does not need
     from canonlm.tasks import Measure, Scale, Score, Task
 
-MAX_BYTES = 2**20  # a task may have an answer, and a slice, at each of thousands of positions
 MAX_LETTERS = 500
 ROUNDING = 1e-9  # of probabilities that add up to 1
 
@@ -88,7 +87,7 @@ def written(task: "Task") -> dict[str, Any]:
 def read(name: str, path: Path) -> TaskInfo:
     """The task of this name and `task.json`; without chance and words if the file is missing, damaged or long."""
     try:
-        raw = read_json(path, MAX_BYTES)
+        raw = read_json(path)
     except DAMAGE:
         raw = None
     return TaskInfo(name, _words(raw) if is_reference(name) else None, chance_in(raw))
