@@ -1,19 +1,24 @@
 """Links, FIFOs and guessed names in somebody else's folder: nothing is written outside it, and nothing waits."""
 
 import ast
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from abuse.bases import ONE_STEP
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import canonlm
 from canonlm.cli import main
 from canonlm.core import files
 from canonlm.core.untrusted import is_inside, path_inside
+from canonlm.data.tokenizers import load
+from canonlm.suites import load_model
 
 
 @pytest.fixture
@@ -172,6 +177,61 @@ def test_reports_do_not_read_through_links(name, foreign, trained, capsys):
     assert "llama+canon" not in output.out + output.err
     main(["work", "foreign", "--dry-run"])
     assert "llama+canon" not in capsys.readouterr().out
+
+
+@pytest.fixture
+def words(mine):
+    """A folder with a tokenizer."""
+    folder = mine.parent / "words"
+    load_model.as_in_training(*load("bytes")).save_pretrained(folder)
+    (folder / "additional_chat_templates").mkdir()
+    return folder
+
+
+OF_TOKENIZERS = [
+    *("chat_template.jinja", "additional_chat_templates/x.jinja", "tokenizer.4.0.0.json", "spiece.model", "merges.txt"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "bpe.codes", "tokenizer.model.v3"),
+]
+
+
+@pytest.mark.parametrize("name", OF_TOKENIZERS)
+def test_tokenizers_are_not_read_through_links(name, words, mine):
+    (words / name).unlink(missing_ok=True)
+    (words / name).symlink_to(mine / "file")
+    if name == "tokenizer.json":
+        with pytest.raises(ValueError, match=f"a link out of it, {name}"):
+            load(words)
+    for folder in (words, Path(os.path.relpath(words))):
+        with pytest.raises(ValueError, match=f"a link out of it, {name}"):
+            load_model._saved_tokenizer(folder, False)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"tokenizer_class": "BertTokenizer", "vocab": "{file}"},
+        {"tokenizer_class": "GPT2Tokenizer", "vocab": "{file}", "merges": "{file}"},
+        {"tokenizer_class": "BertTokenizer", "init_inputs": ["{file}"]},
+        {"tokenizer_class": "CohereTokenizer", "vocab_file": "{file}"},
+        {"fast_tokenizer_files": ["../mine/file"]},
+    ],
+)
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json"])
+def test_settings_of_tokenizers_name_no_file_outside(name, settings, words, mine):
+    text = json.dumps(settings).replace("{file}", str(mine / "file"))
+    (words / name).write_text(text)
+    with pytest.raises(ValueError, match=rf": expected (no file outside|the name of a file in) {words}, got"):
+        load_model._saved_tokenizer(words, False)
+
+
+def test_canonize_copies_no_file_from_outside(words, mine, capsys):
+    LlamaForCausalLM(
+        LlamaConfig(vocab_size=258, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+    ).save_pretrained(words)
+    (words / "chat_template.jinja").symlink_to(mine / "file")
+    assert main(["canonize", str(words), str(words.parent / "out"), "--sites", "A"]) == 2
+    assert "got a link out of it, chat_template.jinja" in capsys.readouterr().err
+    assert not (words.parent / "out").exists()
 
 
 WRITERS = {

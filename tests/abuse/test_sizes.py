@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from canonlm.cli import main
 from canonlm.core.limits import memory_of, readable
 from canonlm.core.safe_yaml import MAX_NODES, parse_yaml
-from canonlm.core.untrusted import MAX_DEPTH, open_regular, parse_json, path_inside, read_bytes
+from canonlm.core.untrusted import MAX_DEPTH, check_tokenizer, open_regular, parse_json, path_inside, read_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -181,6 +181,16 @@ def test_reading_is_bounded(tmp_path):
         read_bytes(tmp_path / "file", 99)
     with pytest.raises(OSError, match="not a regular file"):
         open_regular("/dev/zero")
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json"])
+def test_numbers_of_tokens_are_bounded(name, tmp_path):
+    settings = {"tokenizer_class": "ByT5Tokenizer", "model_max_length": 10**30, "extra_ids": 10**6}
+    (tmp_path / name).write_text(json.dumps(settings))
+    check_tokenizer(tmp_path)
+    (tmp_path / name).write_text(json.dumps(settings | {"extra_ids": 10**9}))
+    with pytest.raises(ValueError, match=r": expected at most 1,000,000, got 1000000000$"):
+        check_tokenizer(tmp_path)
 
 
 def test_memory_is_shown_in_readable_units():

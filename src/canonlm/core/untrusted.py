@@ -7,10 +7,14 @@ Every problem is a one-line ValueError with the name of the file. `canonlm.core.
 import errno
 import json
 import os
+import re
 import stat
+from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
+
+from canonlm.core.errors import expected
 
 MAX_BYTES = 2**26
 """Max bytes of a file that is read into memory."""
@@ -158,6 +162,47 @@ def own_file(path: Path) -> Path:
     """The path of a file that belongs to its folder. ValueError if it is a link out of it: somebody else's folder may
     have links to your files."""
     return path_inside(path.parent, path.name)
+
+
+def check_tokenizer(folder: Path) -> None:
+    """ValueError unless the files of the folder from which transformers may make a tokenizer are regular ones in it, of
+    a size that can be read, and its settings name no file outside and no number of tokens that fills the memory."""
+    names = [each.name for each in folder.iterdir() if each.exists() and not each.is_dir()]
+    names += [str(each.relative_to(folder)) for each in folder.glob("additional_chat_templates/*.jinja")]
+    for name in sorted(names):
+        if (usual := _OF_TOKENIZERS.fullmatch(name)) or name.endswith((".json", ".txt")):
+            path = path_inside(folder, name, str(folder))
+            if usual:  # others may be large, such as a text
+                read_bytes(path)
+    for file, unread in ((folder / "tokenizer_config.json", _UNREAD), (folder / "special_tokens_map.json", ())):
+        settings = read_object(file) if file.exists() else {}
+        for key, value in settings.items():
+            is_path = re.fullmatch("vocab|merges|init_inputs|.*_file", key) and key not in unread
+            for each in _leaves(value):
+                if isinstance(each, int) and each > MAX_TOKENS and "max_len" not in key:  # 1e30 where it has no limit
+                    raise expected(f"{file}: {key}", f"at most {MAX_TOKENS:,}", each)
+                if isinstance(each, str) and key in ("fast_tokenizer_files", "gguf_file"):
+                    path_inside(folder, each, f"{file}: {key}")
+                elif isinstance(each, str) and is_path and os.path.isfile(each) and not is_inside(Path(each), folder):
+                    raise expected(f"{file}: {key}", f"no file outside {folder}", each)
+
+
+MAX_TOKENS = 10**6
+"""Max integer in a tokenizer's settings."""
+
+_OF_TOKENIZERS = re.compile(
+    r"(tokenizer|vocab|merges|special_tokens|added_tokens|config\.json).*|.*\.(jinja|model|codes|tokenizer)"
+)
+_UNREAD = ("tokenizer_file", "special_tokens_map_file")  # old settings, which the library replaces or ignores
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """All values in lists and objects."""
+    if isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(each)
+    else:
+        yield value
 
 
 def _integer(digits: str) -> int:

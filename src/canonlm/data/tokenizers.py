@@ -17,7 +17,7 @@ from tokenizers.models import BPE
 
 from canonlm.core.errors import Panic, expected, panics_raised
 from canonlm.core.extras import needed
-from canonlm.core.untrusted import MAX_BYTES, open_regular, read_bytes, read_object, read_text
+from canonlm.core.untrusted import MAX_BYTES, open_regular, path_inside, read_bytes, read_object, read_text
 from canonlm.data.index import MAX_VOCAB
 
 BOS = ("<bos>", "<s>", "<|begin_of_text|>", "<|startoftext|>", "<|endoftext|>")
@@ -48,7 +48,8 @@ def load(source: str | Path) -> Loaded:
         return _named(bytes_tokenizer(), ["<bos>"], ["<eos>"])
     path = Path(source)
     if path.is_dir():
-        path = next((path / name for name in ("tokenizer.json", "tokenizer.model") if (path / name).exists()), path)
+        names = (name for name in ("tokenizer.json", "tokenizer.model") if (path / name).exists())
+        path = next((path_inside(path, name) for name in names), path)
     try:
         with open_regular(path) as file:
             first = file.readline(4096)

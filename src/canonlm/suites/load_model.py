@@ -25,7 +25,7 @@ from canonlm.core import user_code
 from canonlm.core.errors import InvalidSetting, Panic, brief, expected, panics_raised, unknown
 from canonlm.core.files import Stamp
 from canonlm.core.saved import reason_of
-from canonlm.core.untrusted import path_inside, read_bytes, read_object, read_text
+from canonlm.core.untrusted import check_tokenizer, path_inside, read_object, read_text
 from canonlm.core.user_folders import expanded
 from canonlm.data.tokenizers import load as load_tokenizer
 from canonlm.models.build import wrap
@@ -259,9 +259,7 @@ def _saved_tokenizer(folder: Path, trust_remote_code: bool) -> PreTrainedTokeniz
     """None: the folder has no tokenizer. ValueError: it has one that cannot be read."""
     if not any((folder / name).is_file() for name in _TOKENIZERS):
         return None
-    for name in (*_TOKENIZERS, "config.json", "merges.txt", "special_tokens_map.json", "added_tokens.json"):
-        if (folder / name).exists():
-            read_bytes(path_inside(folder, name, str(folder)))  # regular files of a size that can be read
+    check_tokenizer(folder)
     try:
         with quiet(), panics_raised(_file_of(folder)):
             words = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)

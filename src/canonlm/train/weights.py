@@ -19,6 +19,7 @@ from canonlm.canon.layer import CanonLayer
 from canonlm.core.errors import InvalidSetting, expected
 from canonlm.core.files import Stamp
 from canonlm.core.saved import cannot_be_loaded, read_settings
+from canonlm.core.untrusted import own_file
 from canonlm.core.user_folders import expanded
 from canonlm.core.weights import listed
 from canonlm.data.tokenizers import from_file
@@ -118,7 +119,7 @@ def other_tokenizer(run: RunConfig, text: Path) -> str:
     the folder of the weights has no tokenizer."""
     folder = expanded(str(run.model.weights))
     try:
-        saved, own = (from_file(place / "tokenizer.json").get_vocab() for place in (folder, text))
+        saved, own = (from_file(own_file(place / "tokenizer.json")).get_vocab() for place in (folder, text))
     except Exception:  # no such file, or a damaged one, for which the library raises nothing narrower
         return ""
     names = {number: token for token, number in saved.items()}

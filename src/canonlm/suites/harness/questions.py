@@ -15,6 +15,7 @@ from lm_eval.tasks.ruler import common_utils
 from pydantic import BaseModel
 
 from canonlm.core.errors import expected, panics_raised
+from canonlm.core.untrusted import check_tokenizer
 from canonlm.suites.babilong import Babilong, BabilongSettings
 from canonlm.suites.multihop import MultiHop, MultiHopSettings
 from canonlm.suites.questions import Question, Tokens
@@ -98,6 +99,8 @@ def _tokenizer(name: str, trust_remote_code: bool) -> Any:
             raise expected("--metadata", "a tokenizer to measure lengths by, as the run was not trained on text", name)
         return PreTrainedTokenizerFast(tokenizer_file=str(file))
     try:
+        if Path(name).is_dir():
+            check_tokenizer(Path(name))
         return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         what = f"a tokenizer to measure lengths by ({' '.join(str(error).split())})"

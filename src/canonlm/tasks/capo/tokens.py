@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from canonlm.core.errors import expected, panics_raised
-from canonlm.core.untrusted import read_bytes, read_text
+from canonlm.core.untrusted import check_tokenizer, path_inside, read_text
 from canonlm.tasks.base import Vocab
 from canonlm.tasks.capo.people import PRONOUNS
 from canonlm.tasks.capo.pools import ATTRIBUTES, DAYS, MONTHS, YEARS, Pools, load
@@ -128,13 +128,13 @@ def open_tokenizer(path: str | None) -> Any:
         if file.is_dir() and not (file / "tokenizer.json").exists():
             from transformers import AutoTokenizer  # converts other formats; slow to import
 
-            for each in file.iterdir():
-                if each.suffix in (".json", ".model", ".txt"):
-                    read_bytes(each)  # a regular file of a size that can be read
+            check_tokenizer(file)
             tokenizer = AutoTokenizer.from_pretrained(file, local_files_only=True).backend_tokenizer
         else:
             with panics_raised(file):
-                tokenizer = Tokenizer.from_str(read_text(file / "tokenizer.json" if file.is_dir() else file))
+                tokenizer = Tokenizer.from_str(
+                    read_text(path_inside(file, "tokenizer.json") if file.is_dir() else file)
+                )
     except Exception as error:  # the library raises plain Exceptions
         what = "a tokenizer.json, or a folder with a tokenizer"
         why = str(error).partition("\n")[0] or type(error).__name__
