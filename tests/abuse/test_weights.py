@@ -233,6 +233,41 @@ def test_an_index_cannot_leave_its_folder(kind, weight_map, message, folder):
         assert message in refuse()
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("transformers_weights", "link.safetensors"),
+        ("transformers_weights", "adapter_model.bin"),
+        ("text_config.transformers_weights", "link.safetensors"),
+        ("configuration_files", ["config.4.0.0.json"]),
+    ],
+)
+@pytest.mark.parametrize("kind", ["canonlm", "llama"])
+def test_a_configuration_cannot_name_other_files(kind, key, value, folder):
+    """The library would read them in place of those that we check."""
+    path = folder(kind)
+    config = json.loads((path / "config.json").read_text())
+    *above, name = key.split(".")
+    config |= {above[0]: {name: value}} if above else {name: value}
+    (path / "config.json").write_text(json.dumps(config))
+    entry_names = ("eval", "generate", "from_pretrained") if "configuration" in key else dict(entries(kind, path))
+    for entry, refuse in entries(kind, path):
+        if entry in entry_names:
+            assert ": expected none, as only the usual files are read, got" in refuse(), entry
+
+
+@pytest.mark.parametrize("kind", ["canonlm", "llama"])
+def test_an_adapter_beside_the_weights(kind, folder):
+    """The library would read the weights of the folder that it names."""
+    path = folder(kind)
+    other = {"peft_type": "LORA", "base_model_name_or_path": str(path.parent)}
+    (path / "adapter_config.json").write_text(json.dumps(other))
+    for entry, refuse in entries(kind, path):
+        if entry != "AutoModelForCausalLM":  # which follows it before our class is called
+            assert "expected a complete model, got an adapter (adapter_config.json)" in refuse(), entry
+    assert not Path(f"{path}-out").exists()
+
+
 def test_links_in_the_hub_cache_are_followed(made, tmp_path):
     blobs, snapshot = tmp_path / "models--x" / "blobs", tmp_path / "models--x" / "snapshots" / "abc"
     blobs.mkdir(parents=True)

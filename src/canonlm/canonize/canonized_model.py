@@ -23,7 +23,7 @@ from canonlm.canonize.install import install
 from canonlm.canonize.placement import place
 from canonlm.core.bundle import flat, flat_modules, write_modules
 from canonlm.core.errors import InvalidSetting, expected
-from canonlm.core.saved import check_fits, check_labels, check_loaded, read_settings, reason_of
+from canonlm.core.saved import NOT_ITS_OWN, check_fits, check_labels, check_loaded, read_settings, reason_of
 
 MODEL_TYPE = "canon_host"
 NOT_PUSHED = (
@@ -38,10 +38,6 @@ ENTRIES = {
 
 IS_OURS = __name__ == "canonlm.canonize.canonized_model"
 """Whether this is canonlm's own module, not the copy in a folder."""
-
-NOT_ITS_OWN = "a canonized model's: import canonlm, then AutoModelForCausalLM.from_pretrained"
-"""In the field that names the file of weights, which only loading reads: a class without Canon layers fails there and
-shows this text. It reads the folder's configuration without an error, as PEFT and others do."""
 
 
 class CanonizedModel(Derived):

@@ -29,6 +29,13 @@ MAX_PACKED = 16
 """Max parameters of a model per number in its files, which may be quantized."""
 
 
+NOT_ITS_OWN = "a canonized model's: import canonlm, then AutoModelForCausalLM.from_pretrained"
+"""In a canonized folder, in the field that names the file of weights, which only loading reads: a class without Canon
+layers fails there and shows this text. It reads the folder's configuration without an error, as PEFT and others do."""
+
+_OTHER_FILES = ("transformers_weights", "configuration_files")
+"""Keys that name files which the library then reads in place of those that we check."""
+
 _FLASH = ("flash_attn", "flash_attn_interface", "flash_attn_4")
 _EXPERTS_OF_THE_HUB = ("sonicmoe", "deepgemm")
 
@@ -42,10 +49,10 @@ def check_saved(model_class: Any, name_or_path: str | os.PathLike | None, option
     folder = Path(name_or_path or "", options.get("subfolder") or "")
     if name_or_path is None or options.get("state_dict") is not None or not (folder / "config.json").exists():
         return
+    saved = read_settings(folder)
     if (file := weights.weights_of(folder, options.get("variant"))) is None:
         return
     held = weights.headers(file)
-    saved = read_settings(folder)
     if (kind := saved.get("model_type")) != model_class.config_class.model_type:
         raise expected(f"{folder / 'config.json'}: model_type", model_class.config_class.model_type, kind)
     config = options.get("config") or model_class.config_class.from_dict(saved)
@@ -138,7 +145,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
     """The content of `config.json`. ValueError if it, or another settings file of the library, cannot be read."""
     files = [path_inside(folder, name, str(folder)) for name in ("config.json", "generation_config.json")]
     config, *_ = [read_object(file) if file.exists() else {} for file in files]
-    check_kernels(str(files[0]), config)
+    check_references(str(files[0]), config)
     return _with_special_floats(config)
 
 
@@ -152,15 +159,18 @@ def _with_special_floats(value: Any) -> Any:
     return list(map(_with_special_floats, value)) if isinstance(value, list) else value
 
 
-def check_kernels(place: str, config: Mapping[str, Any]) -> None:
-    """ValueError for a configuration that names a kernel for which the library would download and run a program: one of
-    the Hub, or flash attention where it is not installed."""
+def check_references(place: str, config: Mapping[str, Any]) -> None:
+    """ValueError for a configuration that names other files than the usual ones, or a kernel for which the library
+    would download and run a program: one of the Hub, or flash attention where it is not installed."""
     groups: list[tuple[str, Mapping[str, Any]]] = [("", config)]
     while groups:
         above, group = groups.pop()
         for key, value in group.items():
             path = f"{above}.{key}".lstrip(".")
-            if isinstance(value, dict):
+            if key in _OTHER_FILES and value is not None:
+                if path != "transformers_weights" or value != NOT_ITS_OWN or config.get("model_type") != "canon_host":
+                    raise expected(f"{place}: {path}", "none, as only the usual files are read", value)
+            elif isinstance(value, dict):
                 groups.append((path, value))
             elif isinstance(value, str) and re.search("(attn|experts)_implementation", path):
                 missing = value.startswith("flash_attention") and not any(map(find_spec, _FLASH))

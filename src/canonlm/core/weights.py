@@ -43,7 +43,10 @@ def names_of(variant: str | None = None) -> list[str]:
 
 
 def weights_of(folder: Path, variant: str | None = None) -> Path | None:
-    """The file of weights in a folder of transformers, or the index of several files."""
+    """The file of weights in a folder of transformers, or the index of several files. ValueError if an adapter lies
+    there, for which the library would read the weights of another folder."""
+    if (folder / "adapter_config.json").exists():
+        raise ValueError(f"{folder}: expected a complete model, got an adapter (adapter_config.json)")
     there = (name for name in names_of(variant) if (folder / name).exists())
     return next((path_inside(folder, name, str(folder)) for name in there), None)
 

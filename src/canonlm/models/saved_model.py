@@ -13,7 +13,7 @@ from transformers.utils import logging as library_logging
 
 from canonlm.core.errors import expected
 from canonlm.core.files import check_manifest
-from canonlm.core.saved import cannot_be_loaded, check_fits, check_kernels, check_loaded, read_settings
+from canonlm.core.saved import cannot_be_loaded, check_fits, check_loaded, check_references, read_settings
 from canonlm.core.untrusted import read_object
 from canonlm.models.published import load_published
 from canonlm.models.published.checkpoint import RELEASES
@@ -47,7 +47,7 @@ def saved_model(
 def kind_of(source: str, root: Path, variant: str | None = None) -> str:
     """published, or transformers, which includes our own. ValueError for a folder without a model."""
     config = read_object(root / "config.json") if (root / "config.json").exists() else None
-    check_kernels(str(root / "config.json"), config or {})
+    check_references(str(root / "config.json"), config or {})
     if config is not None and not isinstance(model_type := config.get("model_type", ""), str):
         raise expected(f"{root / 'config.json'}: model_type", "a string", model_type)
     if not _configs(root, "") and not variants_in(root):
@@ -86,8 +86,6 @@ def _check_folder(folder: Path, trust_remote_code: bool) -> None:
     than there is, and for files that lead out of its folder."""
     check_manifest(folder)
     config = read_settings(folder)
-    if (folder / "adapter_config.json").exists():
-        raise ValueError(f"{folder}: expected a complete model, got an adapter (adapter_config.json)")
 
     def build() -> PreTrainedModel:
         with quiet():
