@@ -104,6 +104,8 @@ def test_a_dry_run_lists_equal_blocks_once(model, saved, capsys):
     [
         (["hf:mixtral", "--dry-run"], "sites: no D in mixtral: routed experts have no time axis"),
         (["hf:what", "--dry-run"], "unknown model_type"),
+        (["hf:qwen3{{hidden_size=-4}}", "--dry-run"], "MODEL: hf:qwen3{hidden_size=-4} cannot be built: "),
+        (["hf:qwen3", "--dry-run", "--dtype", "fp8"], 'unknown dtype "fp8"'),
         (["nowhere", "--dry-run"], "cannot be built"),
         (["hf:llama", "{new}"], "is an architecture, which only works with --dry-run"),
         (["{saved}"], "OUT is missing: the folder to write (or --dry-run)"),

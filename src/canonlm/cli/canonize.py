@@ -44,6 +44,7 @@ def canonize(
     Once canonlm is imported, OUT loads with AutoModelForCausalLM, and trains and generates as the model did before.
     """
     load_torch()
+    later.load_model.dtype_and_device(dtype, "cpu")
     path = expanded(model)
     if (path / "config.yaml").is_file():
         expectation = "a transformers folder (for a run: train an architecture with +canon, or canonlm export it first)"
@@ -107,11 +108,11 @@ def _block_range(blocks: list[str]) -> str:
 
 def _on_meta(model: str, trust_remote_code: bool) -> "later.transformers.PreTrainedModel":
     """The model on the meta device, without weights."""
-    if model.startswith("hf:"):
-        model_class, config = later.hf_small_configs.causal_config(model, later.interface.SMALL)
-        with later.torch.device("meta"):
-            return model_class._from_config(config, dtype=later.torch.float32)
+    made_up = later.hf_small_configs.causal_config(model, later.interface.SMALL) if model.startswith("hf:") else None
     try:
+        if made_up is not None:
+            with later.torch.device("meta"), later.limits.few_modules():
+                return made_up[0]._from_config(made_up[1], dtype=later.torch.float32)
         path = expanded(model)
         if path.is_dir():
             later.saved.read_settings(path)
@@ -119,7 +120,7 @@ def _on_meta(model: str, trust_remote_code: bool) -> "later.transformers.PreTrai
         config = later.transformers.AutoConfig.from_pretrained(
             path if path.is_dir() else model, trust_remote_code=trust_remote_code, local_files_only=offline
         )
-        later.saved.check_kernels(f"{model}: config.json", config.to_dict())
+        later.saved.check_references(f"{model}: config.json", config.to_dict())
         with later.torch.device("meta"), later.limits.few_modules():
             return later.transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     except InvalidSetting:
