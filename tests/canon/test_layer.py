@@ -235,6 +235,32 @@ def test_bad_sizes_are_named(arguments, message):
         CanonLayer(*arguments)
 
 
+@pytest.mark.parametrize("mask", [None, torch.tensor([[1, 1, 1, 1, 0, 1, 1]])])
+def test_a_document_is_a_run_of_equal_ids(mask):
+    layer, x = make(), torch.randn(1, 7, 3, dtype=torch.float64)
+    again, new = (torch.tensor([ids]) for ids in ([0, 0, 1, 0, 9, 0, 0], [0, 0, 1, 2, 2, 2, 2]))
+    if mask is None:
+        again[:, 4] = 0
+    results = [layer(x, attention_mask=mask, doc_ids=ids, return_state=True) for ids in (again, new)]
+    for got, expected in zip(*results, strict=True):
+        assert_close(got, expected)
+
+
+@pytest.mark.parametrize("state", [None, torch.rand(2, 3, 4, dtype=torch.float64)])
+def test_no_tokens_leave_the_state_as_it_is(state):
+    nothing = {"attention_mask": torch.ones(2, 0), "doc_ids": torch.ones(2, 0, dtype=torch.long)}
+    for options in ({}, nothing):
+        y, after = make()(torch.zeros(2, 0, 3, dtype=torch.float64), state=state, return_state=True, **options)
+        assert y.shape == (2, 0, 3)
+        assert_close(after, torch.zeros(2, 3, 4, dtype=torch.float64) if state is None else state)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
+def test_inputs_are_floating_point_numbers(dtype):
+    with pytest.raises(ValueError, match=f'x: expected a tensor of floating-point numbers, got "{dtype}"'):
+        make()(torch.zeros(2, 5, 3, dtype=dtype))
+
+
 def test_an_unknown_initialisation_is_an_error():
     with pytest.raises(ValueError, match='start: expected "uniform", "zero" or "id", got "identity"'):
         CanonLayer(8, start="identity")

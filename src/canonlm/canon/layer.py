@@ -15,7 +15,7 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from canonlm.core.errors import expected
 from canonlm.ops.canon_conv import Conv, State, canon_conv, has_gaps, in_order, masked, state_after
-from canonlm.ops.varlen import Layout, as_documents
+from canonlm.ops.varlen import Layout, as_documents, document_runs
 from canonlm.ops.varlen import has_gaps as search_gaps
 
 
@@ -115,7 +115,7 @@ class CanonLayer(nn.Module):
             x: `[batch, time, channels]`, any floating dtype; the result has the same shape and dtype.
             attention_mask: `[batch, time]` for the tokens of `x` alone (a cache has its own), 1 at real tokens, 0 at
                 padding, which is skipped: a token sees the last K real ones. `x` is not modified.
-            doc_ids: `[batch, time]` integers, one value per document of a packed row; nothing crosses a boundary.
+            doc_ids: `[batch, time]` integers; a document is a run of equal ones, and nothing crosses a boundary.
                 Padding belongs to the document before it.
             state: `[batch, channels, kernel_size]`, as returned for the tokens before; it belongs to the document of
                 the first token.
@@ -130,6 +130,8 @@ class CanonLayer(nn.Module):
         """
         if x.ndim != 3 or x.shape[-1] != self.hidden_size:
             raise expected("x", f"a tensor [batch, time, {self.hidden_size}]", tuple(x.shape))
+        if not x.is_floating_point():
+            raise expected("x", "a tensor of floating-point numbers", str(x.dtype))
         if state is not None and state.shape != (len(x), self.hidden_size, self.kernel_size):
             what = f"a tensor [{len(x)}, {self.hidden_size}, {self.kernel_size}], as returned for the tokens before"
             raise expected("state", what, tuple(state.shape))
@@ -139,6 +141,11 @@ class CanonLayer(nn.Module):
                     raise expected(key, f"a tensor [{len(x)}, {x.shape[1]}], a value for each token", tuple(each.shape))
             if gaps is None:
                 gaps = attention_mask is not None and search_gaps(attention_mask != 0, state is not None)
+            if isinstance(doc_ids, Tensor):
+                real = None if attention_mask is None else attention_mask != 0
+                if real is not None:
+                    real[:, :1] = True  # the state is of the first token's document, also if that is padding
+                doc_ids = document_runs(doc_ids, real) if x.shape[1] > 1 else None  # a token alone crosses nothing
             layout = Layout(attention_mask, as_documents(doc_ids), gaps)
         [y], after = self._run(x, mixer_input, layout, State(state, return_state))
         return y if after is None else (y, after)

@@ -17,7 +17,7 @@ from canonlm.core.cache_name import CACHE
 from canonlm.core.errors import expected, unsupported
 from canonlm.ops.canon_conv import for_kernels
 from canonlm.ops.varlen import Layout as Layout
-from canonlm.ops.varlen import has_gaps, previous_real
+from canonlm.ops.varlen import has_gaps, value_before
 
 
 def for_canon(layout: Layout, h_BTD: Tensor, cache: Cache | None) -> Layout:
@@ -52,21 +52,12 @@ def records_past(layer: Any) -> bool:
     return getattr(layer, "record_past", False)
 
 
-def document_runs(doc_ids_BT: Tensor, attention_mask_BT: Tensor | None) -> Tensor:
-    """Number the runs of equal ids 0, 1, 2, …: an id that recurs later in a row is a new document.
-
-    Padding belongs to the document before it, whatever its id.
-    """
-    before, follows = _before(doc_ids_BT, attention_mask_BT)
-    return ((doc_ids_BT != before) & follows).cumsum(1)
-
-
 def documents_from_positions(position_ids_BT: Tensor, attention_mask_BT: Tensor | None) -> Tensor | None:
     """Documents of a packed row, by transformers' convention that positions restart; None if they never do.
 
     Positions that padding repeats are not restarts: only real tokens are compared.
     """
-    before, follows = _before(position_ids_BT, attention_mask_BT)
+    before, follows = value_before(position_ids_BT, attention_mask_BT)
     restarts = (position_ids_BT <= before) & follows
     if not torch.compiler.is_compiling() and not restarts.any():
         return None
@@ -79,13 +70,6 @@ def positions_in_documents(doc_ids_BT: Tensor, attention_mask_BT: Tensor | None)
     steps = (real_BT.cumsum(1) - 1).clamp(min=0)
     starts = torch.where(doc_ids_BT != doc_ids_BT.roll(1, dims=1), steps, 0)
     return steps - starts.index_fill(1, steps.new_zeros(1), 0).cummax(1).values
-
-
-def _before(x_BT: Tensor, attention_mask_BT: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The value at the real token before each; and where both exist: a real token, and a real one before it."""
-    real = torch.ones_like(x_BT, dtype=torch.bool) if attention_mask_BT is None else attention_mask_BT != 0
-    previous = previous_real(real)
-    return x_BT.gather(1, previous.clamp(min=0)), real & (previous >= 0)
 
 
 def check_cache(cache: Cache, config: PreTrainedConfig) -> None:

@@ -6,10 +6,19 @@ from transformers import Cache
 
 from canonlm.core.errors import expected, unsupported
 from canonlm.models.attend import needs_no_mask
-from canonlm.models.cache import Layout, document_runs, documents_from_positions, positions_in_documents
+from canonlm.models.cache import Layout, documents_from_positions, positions_in_documents
 from canonlm.models.config import CanonLMConfig
 from canonlm.ops.compiled import is_exporting
-from canonlm.ops.varlen import Documents, as_documents, doc_ids_of, is_visible, new_columns, read_mask, token_columns
+from canonlm.ops.varlen import (
+    Documents,
+    as_documents,
+    doc_ids_of,
+    document_runs,
+    is_visible,
+    new_columns,
+    read_mask,
+    token_columns,
+)
 
 
 def lay_out(

@@ -97,7 +97,7 @@ def conv_state(
         after_BCK = torch.cat([state_BCK[..., 1:], x_BTC.transpose(1, 2)], dim=-1)
         return after_BCK if mask_BT is None else torch.where(mask_BT[..., None] != 0, after_BCK, state_BCK)
     past_BKC = x_BTC.new_zeros(batch, kernel, channels) if state_BCK is None else state_BCK.transpose(1, 2)
-    if mask_BT is None and doc_ids_BT is None:
+    if (mask_BT is None and doc_ids_BT is None) or time == 0:
         # An exported program would only take inputs for which this slice does the same.
         recent = x_BTC if is_exporting() else x_BTC[:, -kernel:]
         return torch.cat([past_BKC.to(x_BTC.dtype), recent], dim=1)[:, -kernel:].transpose(1, 2)

@@ -90,6 +90,22 @@ def as_documents(doc_ids: Tensor | Documents | None) -> Documents | None:
     return Documents(doc_ids) if isinstance(doc_ids, Tensor) else doc_ids
 
 
+def document_runs(doc_ids_BT: Tensor, attention_mask_BT: Tensor | None) -> Tensor:
+    """Number the runs of equal ids 0, 1, 2, …: an id that recurs later in a row is a new document.
+
+    Padding belongs to the document before it, whatever its id.
+    """
+    before, follows = value_before(doc_ids_BT, attention_mask_BT)
+    return ((doc_ids_BT != before) & follows).cumsum(1)
+
+
+def value_before(x_BT: Tensor, attention_mask_BT: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The value at the real token before each; and where both exist: a real token, and a real one before it."""
+    real = torch.ones_like(x_BT, dtype=torch.bool) if attention_mask_BT is None else attention_mask_BT != 0
+    previous = previous_real(real)
+    return x_BT.gather(1, previous.clamp(min=0)), real & (previous >= 0)
+
+
 def documents_of(doc_ids_BT: Tensor) -> Documents:
     """The runs of equal ids in each row, counted."""
     starts_BT = torch.ones_like(doc_ids_BT, dtype=torch.bool)
