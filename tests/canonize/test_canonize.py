@@ -235,6 +235,24 @@ def test_documents_are_isolated_where_the_host_isolates_them():
         assert "doc_ids" not in layout_keys(canonized("llama", "A"), tokens, position_ids=positions, **options)
 
 
+def test_documents_of_text_and_images_are_those_of_the_text_positions():
+    """`[4, B, T]`: the host's mask reads the first row, and `[3, B, T]`, without that row, separates nothing."""
+    from transformers import Qwen2_5_VLTextConfig, Qwen2_5_VLTextModel
+
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
+    config = Qwen2_5_VLTextConfig(vocab_size=61, num_hidden_layers=2, rope_parameters=rope, **sizes)
+    model, tokens = Qwen2_5_VLTextModel(config).double().eval(), ids(1, 10)
+    positions = torch.cat([torch.arange(4), torch.arange(6)])[None]
+    for canonize in (False, True):
+        if canonize:
+            with_taps(canonlm.canonize(model, "ABCD"))
+        for rows, isolated in ((4, True), (3, False)):
+            packed = model(tokens, position_ids=positions.expand(rows, 1, -1), use_cache=False).last_hidden_state
+            alone = model(tokens[:, 4:], use_cache=False).last_hidden_state
+            assert (differ(packed[:, 4:], alone) < 1e-9) is isolated
+
+
 def layout_keys(model: Any, tokens: torch.Tensor, **options: Any) -> set[str]:
     """The arguments about the tokens that the first Canon layer gets."""
     known: set[str] = set()
@@ -714,6 +732,8 @@ def test_decanonize_gives_the_host_back(kind):
         ({"host": {"vocab_size": "x"}}, "host: not a configuration of llama"),
         ({"host": {"vocab_size": 61, "architectures": 3}}, "host.architectures: expected a list of names"),
         ({"host": {"vocab_size": 61, "num_hidden_layers": 10**9}}, "num_hidden_layers: expected at most"),
+        ({"host": {"transformers_weights": "x.safetensors"}}, "expected none, as only the usual files are read"),
+        ({"transformers_weights": "x.safetensors"}, "expected none, as only the usual files are read"),
     ],
 )
 def test_a_contradictory_folder_is_refused_in_one_line(changes, message, tmp_path):

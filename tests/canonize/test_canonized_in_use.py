@@ -366,3 +366,17 @@ def test_a_compiled_step_is_not_much_more_than_the_hosts():
     (plain, none), (with_canon, states) = sizes
     assert with_canon - plain <= 22 * 14  # seven layers in each of two blocks
     assert (none, states) == (0, 2)
+
+
+def test_data_parallel_is_refused():
+    """As nn.DataParallel does it, with its replicas on the CPU."""
+    model = canonized("llama", "A")
+    parts = list(model.modules())
+    replicas = {part: part._replicate_for_data_parallel() for part in parts}
+    for part in parts:
+        for name, child in part._modules.items():
+            replicas[part]._modules[name] = replicas.get(child)
+        for name, parameter in part._parameters.items():
+            setattr(replicas[part], name, parameter)
+    with pytest.raises(ValueError, match=r"^forward: nn.DataParallel is not supported; use torchrun$"):
+        replicas[model](ids())

@@ -155,6 +155,9 @@ def run(block: nn.Module, name: str, x: Tensor, mixer_input: Tensor | None = Non
     """The Canon layer of that name on `[B, T, C]`, or on all tokens in one list, `[B * T, C]`."""
     call = running(block)
     if call is None or (layout := call.layout) is None:
+        innermost: Any = getattr(_THREAD, "call", None)
+        if getattr(innermost and innermost.owner, "_is_replica", False):  # while its hooks know the original alone
+            raise InvalidSetting("forward", "forward: nn.DataParallel is not supported; use torchrun")
         raise InvalidSetting("forward", f"forward: {name} runs outside its block, where padding is not known")
     shape = x.shape
     if x.ndim == 2 and shape[0] == layout.batch * layout.time:

@@ -124,6 +124,8 @@ def _documents(
     (`cu_seq_lens_q`)."""
     flash = "flash" in (model.config._attn_implementation or "")
     borders, positions = arguments.get("cu_seq_lens_q"), arguments.get("position_ids")
+    if isinstance(positions, Tensor) and positions.ndim == 3 and len(positions) == 4:
+        positions = positions[0]  # of text, which the mask of Qwen-VL's kind reads; the others are time, height, width
     if isinstance(borders, Tensor) and flash:
         places = torch.arange(time, device=borders.device)
         return torch.searchsorted(borders[1:].contiguous(), places, right=True).expand(batch, time)
