@@ -45,6 +45,11 @@ from canonlm.models.names import name_of, resolve, split_names
         ("llama+attnres", {"attention_residuals": True}),
         ("mamba2-conv{head_dim=16}", {"mixers": ["mamba2"], "mixer_options": {"mamba2": {"head_dim": 16}}}),
         ("gdn2.llama{head_dim=16}", {"mixers": ["gdn", "attention"], "head_dim": 16, "canon_sets": ["b", ""]}),
+        ("llama{head_dim=32}+rope=0.5", {"head_dim": 32, "rope_dim": 16}),
+        (
+            "mamba2-conv{head_dim=16}.llama+rope=0.5",
+            {"mixers": ["mamba2", "attention"], "mixer_options": {"mamba2": {"head_dim": 16}}, "rope_dim": 32},
+        ),
         ("llama+gate+sink", {"attention_gate": True, "attention_sink": True}),
         ("gdn2-conv.llama+window=512", {"mixers": ["gdn", "attention"], "sliding_window": 512}),
         (
@@ -248,6 +253,7 @@ GENERAL = {
     "attention_gate": st.booleans(),
     "attention_residuals": st.booleans(),
     "attention_sink": st.booleans(),
+    "head_dim": st.sampled_from([16, 24, 64]),
     "rope_dim": st.sampled_from([0, 2, 4, 8, 16]),
     "rope_heads": st.sampled_from([2, 4]),
     "rope_theta": st.sampled_from([10000.0, 5e5]),
@@ -315,7 +321,7 @@ def configs(draw):
 def test_a_name_determines_everything_but_sizes(config):
     """Two configurations with one name and equal sizes are equal, field by field."""
     name = name_of(config)
-    fields = resolve(name, hidden_size=64, num_heads=4, head_dim=config.head_dim)
+    fields = resolve(name, hidden_size=64, num_heads=4)
     again = CanonLMConfig(hidden_size=64, num_hidden_layers=config.num_hidden_layers, num_attention_heads=4, **fields)
     layers = range(config.num_hidden_layers)
     assert [again.canons(i) for i in layers] == [config.canons(i) for i in layers]
@@ -325,6 +331,50 @@ def test_a_name_determines_everything_but_sizes(config):
     assert not different, name
     assert name_of(again) == name
     assert split_names(f"{name},{name}") == [name, name]
+
+
+OF_64 = replace(SMALL, hidden_size=64, num_hidden_layers=2, num_attention_heads=4)
+
+
+@pytest.mark.parametrize(
+    "mixers", [["attention"], ["mla"], ["gdn", "attention"], ["mla", "attention"], ["mamba3", "mla"]]
+)
+@pytest.mark.parametrize(
+    ("head_dim", "rope_dim"), [(24, 4), (24, 8), (24, 24), (64, None), (64, 0), (64, 4), (8, None)]
+)
+def test_a_name_has_the_head_dim_that_its_rope_is_a_share_of(mixers, head_dim, rope_dim):
+    config = CanonLMConfig(
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        mixers=mixers,
+        head_dim=head_dim,
+        rope_dim=rope_dim,
+    )
+    again = config_of(name_of(config), OF_64, 0)
+    assert {key: getattr(again, key) for key in FIELDS} == {key: getattr(config, key) for key in FIELDS}
+    assert complete_name(again.arch, OF_64) == (again.arch, {})
+
+
+@pytest.mark.parametrize(
+    ("arch", "fields", "head_dim", "rope_dim", "named"),
+    [
+        ("llama{head_dim=32}+rope=0.5", {}, 32, 16, ("llama{head_dim=32}+rope=0.5", {})),
+        ("mla{head_dim=32}", {}, 32, 16, ("mla{head_dim=32}", {})),
+        ("llama{head_dim=32}+rope=0.5", {"head_dim": 64}, 64, 32, ("llama{head_dim=32}+rope=0.5", {"head_dim": 64})),
+        ("llama+rope=0.5", {"head_dim": 64}, 64, 32, ("llama+rope=0.5", {"head_dim": 64})),
+        ("llama", {"head_dim": 64, "rope_dim": 0}, 64, 0, ("llama-nope", {"head_dim": 64})),
+        ("llama", {"head_dim": 64, "rope_dim": 8}, 64, 8, ("llama{head_dim=64}+rope=0.125", {})),
+        ("llama{rope_dim=32}", {"head_dim": 64}, 64, 32, ("llama{head_dim=64}+rope=0.5", {})),
+    ],
+)
+def test_rope_is_a_share_of_the_head_dim_of_braces_and_of_fields(arch, fields, head_dim, rope_dim, named):
+    complete = complete_name(arch, replace(OF_64, fields=fields))
+    assert complete == named
+    for name, own in ((arch, fields), complete):
+        config = config_of(name, replace(OF_64, fields=own), 0)
+        assert (config.head_dim, config.rope_dim) == (head_dim, rope_dim)
+    assert complete_name(named[0], replace(OF_64, fields=named[1])) == named
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,8 @@ def _layers_differ(arch: str, sizes: Sizes) -> bool:
     """Whether the layers of a model may differ: it is from outside, or a hybrid, or has settings per layer."""
     if reference_of(arch) or arch.startswith("hf:"):
         return True
-    fields = resolve(arch, hidden_size=sizes.hidden_size, num_heads=sizes.num_attention_heads)
+    head_dim = sizes.fields.get("head_dim")
+    fields = resolve(arch, hidden_size=sizes.hidden_size, num_heads=sizes.num_attention_heads, head_dim=head_dim)
     lists = [value for value in (fields | sizes.fields).values() if isinstance(value, list)]
     return any(len(values) > 1 for values in lists)
 

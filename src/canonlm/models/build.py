@@ -63,7 +63,11 @@ def complete_name(arch: str, sizes: Sizes, *, saved: bool = False) -> tuple[str,
         return arch, sizes.fields
     # Raises for an invalid combination before only half of it is used.
     complete = config_of(arch, sizes, 0, saved=saved)
-    named = {key: value for key, value in sizes.fields.items() if key in GROUPS["modifiers"]}
+    moved = GROUPS["modifiers"]
+    own_width = complete.head_dim * sizes.num_attention_heads != sizes.hidden_size
+    if own_width and complete.rope_dim and ("rope_dim" in sizes.fields or "rope_dim" in arch):
+        moved = moved | {"head_dim"}  # of which a name has a share in place of the number
+    named = {key: value for key, value in sizes.fields.items() if key in moved}
     config = config_of(arch, replace(sizes, fields=named), 0)
     assert config.arch is not None  # `config_of` sets it
     rest = {key: value for key, value in sizes.fields.items() if key not in named}

@@ -205,11 +205,11 @@ def resolve(
 ) -> dict[str, Any]:
     """The configuration fields that a name stands for: `resolve("llama+canon=AC", hidden_size=512, num_heads=8)`.
 
-    canon: fields that all Canon layers share (`OF_CANON`), if others than the name sets them.
+    head_dim: of attention, if another than the name's. canon: fields that all Canon layers share (`OF_CANON`), if
+    others than the name sets them.
     `gdn2.gdn2.gdn2.llama` is a hybrid whose layers alternate, as is `llama{sliding_window=512}.llama`. ValueError names
     an unknown or repeated base, modifier or setting, or an invalid value; `check_read` refuses settings without effect.
     """
-    head_dim = head_dim or hidden_size // num_heads
     layers, modifiers = _split(arch)
     fields: dict[str, Any] = {}
     options: dict[str, dict[str, Any]] = {}
@@ -225,6 +225,8 @@ def resolve(
                 fields[key] = value
     if options:
         fields["mixer_options"] = options
+    width = head_dim or fields.get("head_dim")
+    width = width if type(width) is int and width > 0 else hidden_size // num_heads  # the configuration refuses others
     added: dict[str, str | None] = {}
     for part in modifiers:
         modifier, equals, value = part.partition("=")
@@ -238,7 +240,7 @@ def resolve(
         added[modifier] = value if equals or value else None
         if MODIFIERS[modifier].of_attention and not any(base.mixer.attends for base in layers):
             raise expected("arch", f"an attention layer for +{modifier}, as in llama or {layers[0].name}.llama", arch)
-        fields |= MODIFIERS[modifier].read(added[modifier], head_dim, num_heads)
+        fields |= MODIFIERS[modifier].read(added[modifier], width, num_heads)
     windows = [base.settings.get("sliding_window") for base in layers if base.mixer.attends]
     if len({*windows} - {None}) > 1 or (any(windows) and "window" in added):
         raise expected("arch", "one window, as in llama{sliding_window=512}.llama", arch)
@@ -424,16 +426,23 @@ def _complete(config: CanonLMConfig, names: Mapping[str, str]) -> str | None:
     def differs(key: str, other: CanonLMConfig) -> bool:
         return reads(config, key) and meaning_of(config, key) != meaning_of(other, key)
 
+    def of_braces(key: str) -> tuple[str, str]:
+        """A setting of a mixer that has no option of that name, and if there is one that reads the field."""
+        able = [mixer for _, mixer, *_ in pattern if key not in MIXERS[mixer].Options.__dataclass_fields__]
+        return ([mixer for mixer in able if mixer_reads(MIXERS[mixer], key)] or able)[0], key
+
+    wide = reads(config, "head_dim") and config.head_dim * config.num_attention_heads != config.hidden_size
+    given = {of_braces("head_dim"): config.head_dim} if wide else {}  # `+rope` is a share of it
     try:
-        modifiers, plain = canon, _of_name(config, written({}, canon))
+        modifiers, plain = canon, _of_name(config, written(given, canon))
         for name, modifier in MODIFIERS.items():
             value = False if name == "frozen" else modifier.write(config)
             if value is not False and value is not True:
                 fields = modifier.read(value, config.head_dim, config.num_attention_heads)
                 if any(differs(key, plain) for key in fields):
                     modifiers += f"+{name}" + ("" if value is None else f"={value}")
-        near = _of_name(config, written({}, modifiers))
-        settings = {
+        near = _of_name(config, written(given, modifiers))
+        settings = given | {
             (mixer, key): value
             for mixer in names
             for key, value in config.mixer_options.get(mixer, {}).items()
@@ -441,10 +450,7 @@ def _complete(config: CanonLMConfig, names: Mapping[str, str]) -> str | None:
         }
         for key in FIELDS:
             if key not in ("mixers", "mixer_options") and differs(key, near):
-                # In the braces of a mixer that has no option of that name, and if there is one that reads the field.
-                able = [mixer for _, mixer, *_ in pattern if key not in MIXERS[mixer].Options.__dataclass_fields__]
-                reading = [mixer for mixer in able if mixer_reads(MIXERS[mixer], key)]
-                settings[(reading or able)[0], key] = _pattern(meaning_of(config, key))
+                settings[of_braces(key)] = _pattern(meaning_of(config, key))
         for setting in list(settings):
             fewer = {other: value for other, value in settings.items() if other != setting}
             if _is_named(config, written(fewer, modifiers)):  # it follows from another setting
@@ -481,9 +487,7 @@ def _pattern(value: Any) -> Any:
 
 def _of_name(config: CanonLMConfig, name: str) -> CanonLMConfig:
     """The configuration of that name at the sizes of `config`."""
-    fields = resolve(
-        name, hidden_size=config.hidden_size, num_heads=config.num_attention_heads, head_dim=config.head_dim
-    )
+    fields = resolve(name, hidden_size=config.hidden_size, num_heads=config.num_attention_heads)
     named = CanonLMConfig(**{**{key: getattr(config, key) for key in GROUPS["sizes"] | GROUPS["unnamed"]}, **fields})
     check_read(named, name, {})
     return named
