@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from canonlm.core.errors import expected, unknown
+from canonlm.models.mixers.base import MIXERS
 
 FLAT_OPTIONS = {
     "linear_num_heads": ("num_heads",),
@@ -26,7 +27,7 @@ _CHANGES_RESULTS = re.compile(
     "rope|rotary|^sliding_window|attention_chunk|softcap|multiplier|logits?_scal|embedding_scal|scale_emb|pre_attn_scalar"
     "|pdrop|dropout|clip_qkv|norm_eps|layer_?norm|norm_type|bias$|qk_norm|experts(?!_impl)|lora_rank|^d_(model|ff|kv)$|^ffn_dim$"
     "|^n_(layer|head|embd|inner|positions)s?$|^num_layers$|activation|position_embedding|^mamba_|^linear_|^ssm_"
-    "|parallel_(attn|residual)|bidirectional|^per_layer_config$"
+    "|parallel_(attn|residual)|bidirectional|^per_layer_config$|attn_output_gate|first_k_dense|^qk_.*head_dim$"
 )
 """Names of settings in transformers' causal models that change what is computed."""
 
@@ -54,13 +55,17 @@ def read_rotary(settings: dict[str, Any], theta: float, default: float) -> float
 
 
 def refuse_unknown(settings: dict[str, Any], fields: Iterable[str]) -> None:
-    """ValueError for a setting that we do not have and that would change what is computed, or that looks like one of
-    our `fields`. Others belong to tools that keep notes in configurations."""
+    """ValueError for a setting that we do not have and that would change what is computed, that is an option of a
+    mixer, or that looks like one of our `fields`. Others belong to tools that keep notes in configurations."""
     names = [name for name in fields if not name.startswith("_")]
     for key, value in settings.items():
         if key == "is_causal" and value is False:
             raise expected(key, "true: Canon layers and recurrences read the past alone", value)
-        if key.startswith("_") or key in names or not _is_set(value):
+        if key.startswith("_") or key in names or value is None:
+            continue
+        if having := [name for name, mixer in MIXERS.items() if key in mixer.Options.__dataclass_fields__]:
+            raise expected(key, f"no such setting: it is an option of {', '.join(having)}, in mixer_options", value)
+        if not _is_set(value):
             continue
         if difflib.get_close_matches(key, names, cutoff=0.9):
             raise unknown("setting", key, names)
