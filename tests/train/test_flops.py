@@ -98,6 +98,16 @@ def test_a_window_by_hand(window):
     assert counted == pytest.approx(seen - min(window, 128) / 256)
 
 
+@pytest.mark.parametrize("name", ["llama{}.mla", "llama.mla{}", "llama{}.mla{}", "llama{}.llama.mla.mla{}"])
+def test_a_window_counts_in_the_layers_that_have_it(name):
+    def attention(name, layers):
+        return model_of(config_of(f"{name}+rope=0.5", num_hidden_layers=layers)).forward_flops(512)["attention"]
+
+    name = name.replace("{}", "{sliding_window=64}")
+    parts = name.split(".")
+    assert attention(name, len(parts)) == pytest.approx(sum(attention(part, 1) for part in parts))
+
+
 def test_a_llama_by_hand():
     d, w, h, e, layers, vocab, t = 64, 170, 4, 16, 2, 97, 128
     config = config_of("llama+canon", num_key_value_heads=2)

@@ -121,9 +121,10 @@ def _with_sinks(
     return q, k, v, nn.functional.pad(mask, (1, 0), value=mask.dtype == torch.bool)
 
 
-def mean_reach(config: Config, seq_len: int) -> float:
-    """The number of tokens that a token attends to, on average over tokens and layers."""
-    return sum(reach(seq_len, config.window(i)) for i in config.attending) / len(config.attending)
+def mean_reach(config: Config, seq_len: int, mixer: str) -> float:
+    """The number of tokens that a token attends to, on average over tokens and the layers of a mixer."""
+    windows = [config.window(i) for i in config.attending if config.mixer(i) == mixer]
+    return sum(reach(seq_len, window) for window in windows) / len(windows)
 
 
 def reach(seq_len: int, window: int | None) -> float:

@@ -76,7 +76,7 @@ class Attention(Mixer):
 
     @classmethod
     def flops(cls, config: Config, seq_len: int) -> float:
-        return 4 * config.num_attention_heads * config.head_dim * mean_reach(config, seq_len)
+        return 4 * config.num_attention_heads * config.head_dim * mean_reach(config, seq_len, cls.name)
 
     def forward(
         self,

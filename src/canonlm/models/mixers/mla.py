@@ -99,7 +99,7 @@ class LatentAttention(Attention):
     def flops(cls, config: Config, seq_len: int) -> float:
         o = config.options_of(cls)
         widths = o.qk_nope_head_dim + config.rope_dim + o.v_head_dim
-        return 2 * config.num_attention_heads * widths * mean_reach(config, seq_len)
+        return 2 * config.num_attention_heads * widths * mean_reach(config, seq_len, cls.name)
 
     def heads(self, x_BTD: Tensor, layout: Layout, rotary: Rotary, cache: Cache | None) -> Sequence[Tensor]:
         """Queries `[B, H, T, N + P]`, and what all heads share: c `[B, 1, T, C]` and r `[B, 1, T, P]`."""
