@@ -326,6 +326,16 @@ def test_autocast_is_for_projections(op, dtype):
     assert (one.dtype, state.dtype) == (dtype, single)
 
 
+@pytest.mark.parametrize("name", ["gla", "delta rule", "vector rule"])
+def test_a_decay_to_nothing_has_no_gradient(name):
+    """Not one of rounding either: g may be a large number times a parameter, whose gradient it multiplies."""
+    tensors = singles(OPS[name].inputs(5, time=100, extreme=True)[0])
+    gradient = OPS[name].results(OPS[name].chunked, tensors)[2 + 3]
+    assert (erased := tensors[3].exp() == 0).any()
+    assert gradient.any()
+    assert not gradient[erased].any()
+
+
 def test_strided_inputs_are_read_and_left_alone():
     op = OPS["delta rule"]
     tensors, doc_ids = op.inputs(9, time=70, docs=0.1)
