@@ -41,7 +41,8 @@ def mean_loss(
     loss, z_loss = sums
     labelled = (targets_BT != -100).sum().to(loss.device)
     if router_loss is not None:
-        loss = loss + config.router_loss_weight * router_loss * labelled
+        of_router = config.router_loss_weight * router_loss * labelled
+        loss = loss + of_router.where(labelled > 0, 0)  # without targets, gradients would be 0 / 0
     count = labelled if num_items is None else num_items
     return loss / count, None if z_loss is None else z_loss / count
 
@@ -246,5 +247,5 @@ def _exponentiate(x_NV: Tensor, target_N1: Tensor, in_shard_N1: Tensor, group: d
 def _chunks(tokens: int, bytes_of_token: int, at_once: int) -> list[slice]:
     """The fewest slices of equal length, each of at most `at_once` bytes."""
     count = max(1, -(-tokens * bytes_of_token // at_once))
-    size = -(-tokens // count)
+    size = max(1, -(-tokens // count))
     return [slice(start, start + size) for start in range(0, tokens, size)]

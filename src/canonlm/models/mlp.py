@@ -113,7 +113,8 @@ class MoE(nn.Module):
         y_BTD = (y_ND * p_N[:, None]).to(y_ND.dtype).view_as(x_BTD)
         if not self.training:
             return y_BTD, None
-        return y_BTD, self.num_experts * (tokens_per_expert_E * (p_NE * real_N[:, None]).sum(0)).sum() / tokens**2
+        p_E = (p_NE * real_N[:, None]).sum(0)
+        return y_BTD, self.num_experts * (tokens_per_expert_E * p_E).sum() / tokens.clamp(min=1) ** 2
 
 
 def build_mlp(config: CanonLMConfig, layer_idx: int) -> nn.Module | None:

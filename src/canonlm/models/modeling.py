@@ -345,7 +345,7 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
         shift_labels: Tensor | None = kwargs.pop("shift_labels", None)
         given: dict[str, Any] = {} if shift_labels is None else {"shift_labels": shift_labels}
         if labels is not None and shift_labels is None:
-            shift_labels = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+            shift_labels = nn.functional.pad(labels, (0, 1), value=-100)[:, 1:]
         if loss_only and shift_labels is None:
             raise ValueError("expected labels or shift_labels with loss_only")
         outputs = self.model(

@@ -103,15 +103,16 @@ class Mamba3(RecurrentMixer):
         dt, rate, share = (at_least_float32(projected[name]) for name in ("dt", "A", "trap"))
         dt, share = mask_out(softplus(dt + at_least_float32(self.dt_bias)), layout), share.sigmoid()
         sizes = self.options.head_dim, self.options.state_size, self.options.mimo_rank
-        past, angle = (None, None) if state is None else unpack(state, *sizes)
-        angle = self.angles(projected.get("angle"), dt, angle, layout)
+        past, before = (None, None) if state is None else unpack(state, *sizes)
+        angle = self.angles(projected.get("angle"), dt, before, layout)
         B, C = (self.vectors(name, projected[name], angle[:, :, None]) for name in "BC")
         g, ssd = -dt * softplus(rate).clamp(min=1e-4), layout.on_whole_rows(trapezoidal_ssd)
         real = None if layout.attention_mask is None else layout.attention_mask != 0
         y, past = ssd(x, B, C, g, (1 - share) * dt, share * dt, state=past, real_BT=real, documents=layout.documents)
         y = (y + at_least_float32(self.D)[:, None] * x) * silu(at_least_float32(z))
         y = (y * on_this_device(self.mimo_out)).sum(2) if self.options.mimo_rank > 1 else y[:, :, 0]
-        state = pack(past, own(angle[:, -1], layout.span, dim=1))
+        last = angle[:, -1] if angle.shape[1] else angle.sum(1) if before is None else before  # rows may be empty
+        state = pack(past, own(last, layout.span, dim=1))
         return self.out_proj(y.flatten(-2).to(x_BTD.dtype)), state
 
     def angles(self, rates_BTS: Tensor | None, dt_BTH: Tensor, before: Tensor | None, layout: Layout) -> Tensor:
