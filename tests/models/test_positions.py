@@ -136,6 +136,15 @@ def test_padding_under_autocast_is_finite(small_model, kind, kernel):
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", [None, "alibi", "hard"])
+def test_padding_sees_no_later_token(small_model, kind, dtype):
+    model, tokens = small_model(dtype, alibi=kind), ids(2, 12)
+    other = torch.where(LEFT.bool(), 60 - tokens, tokens)
+    before, after = (model(x, attention_mask=LEFT, use_cache=False).logits[1, :5] for x in (tokens, other))
+    assert torch.equal(before, after)
+
+
 @pytest.mark.parametrize("kind", [None, "alibi", "hard"])
 def test_padding_of_eager_attention_in_double_precision(small_model, kind):
     model = small_model(alibi=kind)

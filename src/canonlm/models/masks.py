@@ -56,14 +56,14 @@ def make_mask(
     make = create_causal_mask if window is None else create_sliding_window_causal_mask
     # The cache by its place: its name is `past_key_values` before transformers 5.24, and `cache` since.
     mask = make(config, h_BTD, attention_mask, cache, allow_is_causal_skip=config.alibi is None, **options)
+    if isinstance(mask, Tensor) and mask.dtype == torch.float64:
+        # Eager attention's softmax is in float32, where lower numbers are -inf, and a row of padding alone is NaN.
+        mask = mask.clamp(min=torch.finfo(torch.float32).min)
     if config.alibi is not None:
         pairs = cast(Tensor, mask)
         if attention_mask is None and doc_ids is None:
             pairs = pairs[:1]  # rows are equal: kernels need to read only one
         mask = alibi_mask(config, pairs, attention_mask, cache, h_BTD.dtype)
-    if isinstance(mask, Tensor) and mask.dtype == torch.float64:
-        # Eager attention's softmax is in float32, where lower numbers are -inf, and a row of padding alone is NaN.
-        mask = mask.clamp(min=torch.finfo(torch.float32).min)
     return mask, order
 
 

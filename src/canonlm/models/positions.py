@@ -62,15 +62,20 @@ def alibi_mask(
         places_BS = (attention_mask != 0).cumsum(1)
         places_BS = torch.nn.functional.pad(places_BS, (0, columns.shape[0] - places_BS.shape[1]))
     past = 0 if cache is None else cache.get_seq_length()
-    places_BT = places_BS.index_select(1, past + columns[: mask.shape[2]])
+    now = past + columns[: mask.shape[2]]
+    places_BT = places_BS.index_select(1, now)
     distance_B1TS = (places_BT[:, :, None] - places_BS[:, None])[:, None]
     num_heads = config.num_attention_heads
     heads_H11 = torch.arange(1, num_heads + 1, device=mask.device)[:, None, None]
+    lowest = torch.finfo(torch.float32 if dtype == torch.float64 else dtype).min  # as in `make_mask`
     if config.alibi == "hard":
         seen_BHTS = (distance_B1TS < heads_H11) | (heads_H11 > num_heads // 2)
-        return torch.where(seen_BHTS, mask, False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min)
+        return torch.where(seen_BHTS, mask, False if mask.dtype == torch.bool else lowest)
     # Not the keys' places, which differ from distances by a constant only: in bfloat16 2000 and 2001 are one number.
     slopes_H11 = torch.exp2(-8 / num_heads * heads_H11.to(torch.promote_types(dtype, torch.float32)))
     bias_BHTS = (-slopes_H11 * distance_B1TS).to(dtype)
-    lowest = torch.finfo(dtype).min
-    return torch.where(mask, bias_BHTS, lowest) if mask.dtype == torch.bool else (bias_BHTS + mask).clamp(min=lowest)
+    if mask.dtype != torch.bool:
+        return (bias_BHTS + mask).clamp(min=lowest)
+    # Padding sees no key: with one number everywhere it would see all of them, later ones included.
+    hidden_TS = bias_BHTS.new_full((), lowest / 2).where(columns <= now[:, None], lowest)
+    return torch.where(mask, bias_BHTS, hidden_TS)
