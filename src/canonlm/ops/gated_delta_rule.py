@@ -257,7 +257,7 @@ def _backward(
             db = db.sum(-1, keepdim=True).unflatten(2, (2, chunk)).sum(2) - x.beta * dbeta
             db[:, :, -1, 0] += dstate_of_b.sum((2, 3))
         dg = db.flip(2).cumsum(2).flip(2)
-        dg.masked_fill_((x.decay if by_channel else to_chunks(g[:, tokens], chunk, compute).exp_()) == 0, 0)
+        dg.masked_fill_((x.decay if by_channel else to_chunks(g[:, tokens], chunk, compute).exp()) == 0, 0)
         dk, dr = x.beta * dwrites, dqr[:, :, chunk:]
         parts = [dqr[:, :, :chunk], dr + dk if r is None else dk, dv, dg, dbeta, *([] if r is None else [dr])]
         for gradient, part in zip(gradients, parts, strict=False):  # the state's is last, and r may have none
