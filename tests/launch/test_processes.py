@@ -241,6 +241,21 @@ def test_how_a_stop_can_end(child, tmp_path, monkeypatch, plan, signals, code, m
     assert pids_of(tmp_path) == []
 
 
+def test_the_last_line_of_a_process_that_is_quicker_than_its_start_is_seen(child, tmp_path, monkeypatch):
+    start = subprocess.Popen
+
+    def slow_start(command, *, env, **options):
+        process = start(command, env=env, **options)
+        while not (tmp_path / f"began-{env['RANK']}").exists():
+            time.sleep(0.01)
+        return process
+
+    monkeypatch.setattr(processes.subprocess, "Popen", slow_start)
+    log = tmp_path / "logs" / "rank-1.txt"
+    killed = run(child({"0": {"seconds": 60}, "1": {"kill": signal.SIGKILL}}), 2, log.parent)
+    assert killed == Outcome(137, KILLED.format(log))
+
+
 def test_a_signal_reaches_a_stopped_process(child, tmp_path):
     """The others wait for it, and only SIGKILL and SIGCONT reach it."""
     plan = {"0": {"seconds": 600}, "1": {"seconds": 600}}

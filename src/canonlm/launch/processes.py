@@ -114,11 +114,12 @@ def _start(command: Sequence[str], rank: int, environment: dict[str, str], logs:
     note = notes / f"rank-{rank}.json"
     environment = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank), "TORCHELASTIC_ERROR_FILE": str(note)}
     with _open(logs / f"rank-{rank}.txt") if rank else nullcontext() as log:
+        start = 0 if log is None else log.tell()  # before the process, whose writes move it
         # A session of its own: Ctrl-C reaches this process only, which then signals each of them once.
         process = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
-        return Rank(rank, process, None if log is None else Path(log.name), note, 0 if log is None else log.tell())
+        return Rank(rank, process, None if log is None else Path(log.name), note, start)
 
 
 def _open(log: Path) -> IO[bytes]:
