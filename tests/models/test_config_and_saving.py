@@ -97,6 +97,9 @@ def assert_same(got, expected):
             r"^rope_parameters\.rope_theta: expected rope_theta = 500000\.0, got 1000000\.0$",
         ),
         ({"rope_theta": 0.0}, r"a number > 0, got 0\.0$"),
+        ({"rms_norm_eps": -1e-5}, r"a number >= 0, got -1e-05$"),
+        ({"initializer_range": -0.02}, r"a number >= 0, got -0\.02$"),
+        ({"max_position_embeddings": 0}, r"an integer >= 1, got 0$"),
         ({"canon_set": "A", "canon_sets": ["B", "C"]}, r'none with canon_sets, got "A"$'),
         (
             {"mixers": ["gla"], "mixer_options": {"gla": {"clamp_min": 0.5}}},
@@ -123,7 +126,8 @@ def assert_same(got, expected):
         ({"use_bias": True}, r"no such setting"),
         ({"per_layer_config": {0: {"hidden_act": "relu"}}}, r"no such setting"),
         ({"attn_output_gate": True}, r"no such setting"),
-        ({"first_k_dense_replace": 3}, r"no such setting"),
+        ({"first_k_dense_replace": 1}, r"no such setting"),
+        ({"num_hidden_layer": 1}, r'^unknown setting "num_hidden_layer"\. Did you mean "num_hidden_layers"\?'),
         ({"qk_head_dim": 192}, r"no such setting"),
         (
             {"mimo_rank": 3, "mixers": ["mamba3"]},

@@ -18,7 +18,7 @@ from canonlm.core.saved import check_labels
 from canonlm.models.mixers import MIXERS
 from canonlm.models.mixers.base import DERIVED, Mixer
 from canonlm.models.other_names import FLAT_OPTIONS, read_rotary, refuse_unknown
-from canonlm.models.settings import check_choice, check_divides, check_positive, check_type
+from canonlm.models.settings import check_choice, check_divides, check_positive, check_sign, check_type
 
 MAX_LAYERS = 2_000
 """Max layers: building that many takes some 8 seconds."""
@@ -44,6 +44,8 @@ def gated_width(hidden_size: int, *, rounded: bool = True) -> int:
     return -(-width // 64) * 64 if rounded and hidden_size >= 1024 else width
 
 
+ABOVE_ZERO = ("rope_theta", "expert_capacity", "init_base_std")
+NOT_NEGATIVE = ("rms_norm_eps", "initializer_range", "router_loss_weight", "z_loss_weight")
 OF_EXPERTS: dict[str, float] = {"num_experts": 32, "expert_capacity": 2.0, "router_loss_weight": 0.01}
 """Fields of mixtures of experts, with their defaults. Other models have None there: tools (vLLM, llama.cpp) take any
 model with `num_experts` for a mixture of experts."""
@@ -186,6 +188,7 @@ class CanonLMConfig(PreTrainedConfig):
         if self.num_hidden_layers > MAX_LAYERS:
             raise expected("num_hidden_layers", f"at most {MAX_LAYERS:,}", self.num_hidden_layers)
         check_positive(self, "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+        check_positive(self, "max_position_embeddings")
         self.rope_theta = read_rotary(kwargs, self.rope_theta, CanonLMConfig.rope_theta)
         self._settle_mixers()
         self._settle_attention()
@@ -199,6 +202,7 @@ class CanonLMConfig(PreTrainedConfig):
         if self.initializer_range is None:
             self.initializer_range = 0.1 if self.initializer == "fan_in" else 0.02
         check_choice(self, "init_std_factor", STD_FACTORS)
+        check_sign(self, ABOVE_ZERO, NOT_NEGATIVE)
         if self.z_loss is not None:
             check_choice(self, "z_loss", Z_LOSSES)
         super().__post_init__(**kwargs)
@@ -234,8 +238,6 @@ class CanonLMConfig(PreTrainedConfig):
         check_divides(self, "num_key_value_heads", "num_attention_heads")
         if self.alibi is not None:
             check_choice(self, "alibi", ALIBI)
-        if not self.rope_theta > 0:
-            raise expected("rope_theta", "a number > 0", self.rope_theta)
         if self.rope_dim is None:
             share = max((MIXERS[mixer].rope_share for mixer in self.mixers if MIXERS[mixer].attends), default=1.0)
             width = self.head_dim if share == 1 else 2 * math.ceil(share * self.head_dim / 2)
@@ -314,8 +316,6 @@ class CanonLMConfig(PreTrainedConfig):
             setattr(self, key, None if self.mlp != "moe" else default if value is None else value)
         if self.mlp == "moe":
             check_positive(self, "num_experts")
-            if not self.expert_capacity > 0:
-                raise expected("expert_capacity", "a number > 0", self.expert_capacity)
         if self.hidden_act not in ACT2FN:
             raise unknown("hidden_act", self.hidden_act, ACT2FN)
 

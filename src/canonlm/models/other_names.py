@@ -31,6 +31,9 @@ _CHANGES_RESULTS = re.compile(
 )
 """Names of settings in transformers' causal models that change what is computed."""
 
+_COUNTS = re.compile("^n_|^d_|^num_layers$|^ffn_dim$|first_k_dense|_rank$|head_dim$|_size$")
+"""Of these, the ones whose value 1 is not that of a factor, or of experts or groups: it says something."""
+
 
 def read_rotary(settings: dict[str, Any], theta: float, default: float) -> float:
     """The base of the rotary positions. Takes `rope_parameters` (transformers 5), `rope_scaling` and
@@ -65,11 +68,9 @@ def refuse_unknown(settings: dict[str, Any], fields: Iterable[str]) -> None:
             continue
         if having := [name for name, mixer in MIXERS.items() if key in mixer.Options.__dataclass_fields__]:
             raise expected(key, f"no such setting: it is an option of {', '.join(having)}, in mixer_options", value)
-        if not _is_set(value):
-            continue
         if difflib.get_close_matches(key, names, cutoff=0.9):
             raise unknown("setting", key, names)
-        if _CHANGES_RESULTS.search(key):
+        if _CHANGES_RESULTS.search(key) and (_is_set(value) or (value == 1 and _COUNTS.search(key))):
             raise expected(key, "no such setting: the decoder has nothing like it", value)
 
 

@@ -1,6 +1,7 @@
 """Checks of settings: types, ranges and choices, each with a one-line error that names the setting."""
 
 import math
+import operator
 from types import UnionType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, get_args, get_origin
 
@@ -59,6 +60,15 @@ def check_positive(settings: Any, *keys: str) -> None:
         value = getattr(settings, key)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise expected(key, "an integer >= 1", value)
+
+
+def check_sign(settings: Any, above_zero: tuple[str, ...], not_negative: tuple[str, ...]) -> None:
+    """ValueError for a number below, or for some at, zero. None is left to others."""
+    for keys, least, compare in ((above_zero, "> 0", operator.gt), (not_negative, ">= 0", operator.ge)):
+        for key in keys:
+            value = getattr(settings, key)
+            if value is not None and not compare(value, 0):
+                raise expected(key, f"a number {least}", value)
 
 
 def check_divides(settings: Any, key: str, total_key: str) -> None:
