@@ -32,7 +32,7 @@ _CHANGES_RESULTS = re.compile(
 """Names of settings in transformers' causal models that change what is computed."""
 
 _COUNTS = re.compile("^n_|^d_|^num_layers$|^ffn_dim$|first_k_dense|_rank$|head_dim$|_size$")
-"""Of these, the ones whose value 1 is not that of a factor, or of experts or groups: it says something."""
+"""Those among them where 1 is a count and changes something, too."""
 
 
 def read_rotary(settings: dict[str, Any], theta: float, default: float) -> float:
