@@ -41,12 +41,13 @@ def test_loss_is_the_mean_of_its_terms(small_model, z_loss, experts, num_items):
     assert_close(loss_and_gradients(output.loss, model), loss_and_gradients(expected, model), **CLOSE)
 
 
-@pytest.mark.parametrize("fields", [{}, EXPERTS])
+@pytest.mark.parametrize("loss_only", [False, True])
+@pytest.mark.parametrize("fields", [{}, EXPERTS, {"z_loss": "logsumexp"}])
 @pytest.mark.parametrize(("real", "num_items"), [(0, 8), (1, 8), (1, None)])
-def test_a_call_without_targets_adds_nothing(small_model, fields, real, num_items):
+def test_a_call_without_targets_adds_nothing(small_model, fields, real, num_items, loss_only):
     model = small_model(**fields).train()
     mask, labels = torch.full_like(IDS, real), torch.full_like(IDS, -100)
-    loss = model(IDS, attention_mask=mask, labels=labels, num_items_in_batch=num_items).loss
+    loss = model(IDS, mask, labels=labels, num_items_in_batch=num_items, loss_only=loss_only).loss
     assert loss == 0 or num_items is None  # a mean of no targets is not a number
     assert not any(gradient.any() for gradient in loss_and_gradients(loss, model)[1])
 

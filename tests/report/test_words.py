@@ -255,15 +255,17 @@ def test_an_outside_task_provides_its_wording(tmp_path):
         json.dumps(WORDS | {"about": "x" * MAX_JSON}).encode(),
     ],
 )  # fmt: skip
-def test_unreadable_wording_is_ignored(tmp_path, words):
+def test_unreadable_wording_is_ignored_with_a_note(tmp_path, words):
     [run] = load_play(of_mine(tmp_path, words)).runs
+    assert [note.split()[0] for note in run.damage] == ["task.json"]
     assert (run.task.words.about, slice_label(run.task, "bits=4")) == ("", "bits = 4")
 
 
 def test_chance_of_thousands_of_slices_is_read(tmp_path):
     task = tasks.get("state", group="S3", N=30_000, answers="every", test_lengths=[*range(1, 30_001)])
     (tmp_path / "task.json").write_text(json.dumps(task_info.written(task), indent=1))
-    chance = task_info.read("state", tmp_path / "task.json").chance
+    chance = task_info.read("state", tmp_path / "task.json", notes := []).chance
+    assert not notes
     assert len(chance) == 30_000
     assert chance["n=30000"] == 1 / 6
 

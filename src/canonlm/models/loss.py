@@ -40,9 +40,8 @@ def mean_loss(
     """
     loss, z_loss = sums
     labelled = (targets_BT != -100).sum().to(loss.device)
-    if router_loss is not None:
-        of_router = config.router_loss_weight * router_loss * labelled
-        loss = loss + of_router.where(labelled > 0, 0)  # without targets, gradients would be 0 / 0
+    with_router = loss if router_loss is None else loss + config.router_loss_weight * router_loss * labelled
+    loss = with_router.where(labelled > 0, loss.detach())  # without targets, gradients would be 0 / 0
     count = labelled if num_items is None else num_items
     return loss / count, None if z_loss is None else z_loss / count
 

@@ -146,7 +146,7 @@ def load_run(folder: str | Path) -> Run:
     if on_text:
         of_kind: dict[str, Any] = {"sources": _sources(folder, config, notes)}
     else:
-        of_kind = dict(zip(("task", "task_label"), task_of(config, folder), strict=True))
+        of_kind = dict(zip(("task", "task_label"), task_of(config, folder, notes), strict=True))
     env = read_object(folder / "env.json", notes)
     rows, train, damaged = read_rows(folder / "metrics.jsonl", notes)
     evals = [row for row in rows if bool(row.slices) != on_text]
@@ -211,8 +211,8 @@ def read_runs(folders: Iterable[str | Path]) -> tuple[list[Run], list[LeftOut]]:
     return runs, left_out
 
 
-def task_of(config: Mapping[str, Any], folder: Path) -> tuple[TaskInfo, str]:
-    """A run's task, and its name with its settings. ValueError: the run has no task."""
+def task_of(config: Mapping[str, Any], folder: Path, notes: list[str]) -> tuple[TaskInfo, str]:
+    """A run's task, and its name with its settings; damage is added to `notes`. ValueError: the run has no task."""
     task = config.get("task")
     spec = dict(task) if isinstance(task, dict) else {"name": task}
     name = spec.pop("name", None)
@@ -221,7 +221,7 @@ def task_of(config: Mapping[str, Any], folder: Path) -> tuple[TaskInfo, str]:
     # Later versions have more settings, which are absent unless set.
     settings = ", ".join(f"{key}={value}" for key, value in spec.items() if value not in ABSENT)
     label = one_line(f"{name} ({settings})" if settings else name, MAX_LABEL)
-    return read(one_line(name), folder / TASK), label
+    return read(one_line(name), folder / TASK, notes), label
 
 
 def _sources(folder: Path, config: Mapping[str, Any], notes: list[str]) -> tuple[Source, ...]:

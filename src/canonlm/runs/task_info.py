@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from canonlm.core.errors import expected
-from canonlm.core.untrusted import read_json
 from canonlm.core.user_code import is_reference
+from canonlm.runs.folder import TASK, read_object
 from canonlm.runs.rows import DAMAGE, finite, one_line, primary, slice_key
 
 if TYPE_CHECKING:  # numba, which a report of other results does not need
@@ -84,13 +84,11 @@ def written(task: "Task") -> dict[str, Any]:
     }
 
 
-def read(name: str, path: Path) -> TaskInfo:
-    """The task of this name and `task.json`; without chance and words if the file is missing, damaged or long."""
-    try:
-        raw = read_json(path)
-    except DAMAGE:
-        raw = None
-    return TaskInfo(name, _words(raw) if is_reference(name) else None, chance_in(raw))
+def read(name: str, path: Path, notes: list[str]) -> TaskInfo:
+    """The task of this name and `task.json`; without chance and words if the file is missing or damaged, which is added
+    to `notes`."""
+    raw = read_object(path, notes)
+    return TaskInfo(name, _words(raw or {}, notes) if is_reference(name) else None, chance_in(raw))
 
 
 def chance_in(raw: Any) -> dict[str, float]:
@@ -99,7 +97,7 @@ def chance_in(raw: Any) -> dict[str, float]:
     return {one_line(str(k)): float(v) for k, v in chance.items() if finite(v)} if isinstance(chance, Mapping) else {}
 
 
-def _words(raw: Any) -> Words:
+def _words(raw: Mapping[str, Any], notes: list[str]) -> Words:
     from canonlm.tasks import Measure, Scale, Score
 
     try:
@@ -113,6 +111,7 @@ def _words(raw: Any) -> Words:
              for key, one in raw["measures"].items()},
         )  # fmt: skip
     except DAMAGE:
+        notes += [f"{TASK} has no readable words"] if raw else []
         return Words(Score())
 
 

@@ -126,7 +126,7 @@ class Watched(Followed):
             known = fields_of(config)
             on_text = config.get("text") is not None
             sources = ", ".join(named_sources(config)) if on_text else ""
-            self.task = TaskInfo(sources) if on_text else task_of(config, self.folder)[0]
+            self.task = TaskInfo(sources) if on_text else task_of(config, self.folder, [])[0]
         except (ValueError, OSError):
             self._damaged = True
         else:
