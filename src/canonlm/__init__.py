@@ -6,7 +6,8 @@
     play, train       the commands of these names, as functions that return such a data frame
     load_runs         all measurements of runs, as a data frame with a row per measurement
     CanonLayer        the layer, for a model of your own
-    canonize          Canon layers in any decoder of transformers; decanonize takes them out, describe lists them
+    canonize          Canon layers in any decoder of transformers; decanonize takes them out, describe says beforehand
+                      where they would go
     check             checks that a model gives the same output with caches, padding, batches and beams
     load_published    the published checkpoints, in all their formats
 

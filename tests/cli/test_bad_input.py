@@ -1,6 +1,8 @@
 """Every mistake of a user: exit code 2, one line on standard error that begins "canonlm: ", nothing written."""
 
+import io
 import shlex
+import sys
 
 import pytest
 from abuse.bases import ONE_STEP
@@ -40,6 +42,8 @@ MISTAKES = [
     ("play copying --arch llamaa=1 llamab=2", "arch: expected quotes around names with braces: 'llama{"),
     ("play file.py", "name: expected FILE.py:NAME or package.module:NAME"),
     ("play script:parity", "script: ModuleNotFoundError: No module named 'script'. A file is named script.py:NAME"),
+    ("play copying --arch llama --arch gla", "--arch: expected one value, got several"),
+    ("play copying --out=", '--out: expected a path (. is the current folder), got ""'),
     ("play copying --out file", "--out: expected a folder that can be written (Not a directory)"),
     ("play copying --out file/below", "--out: expected a folder that can be written (Not a directory)"),
     ("plya", "No such command 'plya'."),
@@ -185,6 +189,20 @@ def test_one_line_and_nothing_written(workdir, assert_refused, command, start):
     if arguments[0] in ("play", "train", "profile", "replicate") and "--out" not in arguments:
         arguments += ["--out", "out"]
     assert_refused(arguments, start)
+
+
+def test_standard_output_may_be_closed(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["archs"]) == 0
+    assert main(["results", "--csv", "-"]) == 2
+    assert capsys.readouterr().err == 'canonlm: --csv: expected a file, or - with an open standard output, got "-"\n'
+
+
+def test_standard_output_may_lack_a_character(monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert main(["archs"]) == 0
+    assert rb"\u2026" in stream.buffer.getvalue()
 
 
 def test_without_a_command_the_help_is_shown(capsys):

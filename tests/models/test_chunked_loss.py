@@ -1,12 +1,14 @@
 """The chunked loss: against autograd through the formula, and the sizes of the tensors that it makes."""
 
 import functools
+from contextlib import nullcontext
 
 import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.autograd.graph import save_on_cpu
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
@@ -156,9 +158,11 @@ def test_nothing_is_saved_without_gradients():
     assert torch.autograd.grad(loss, h)[0].shape == h.shape
 
 
-def test_a_second_backward_is_refused():
+@pytest.mark.parametrize("saved", [nullcontext, save_on_cpu])
+def test_a_second_backward_is_refused(saved):
     h, weight, targets = drawn(20, 6, 10)
-    loss, _ = chunked(config(), h, weight, targets)
+    with saved():
+        loss, _ = chunked(config(), h, weight, targets)
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()

@@ -132,13 +132,15 @@ class CanonLayer(nn.Module):
             raise expected("x", f"a tensor [batch, time, {self.hidden_size}]", tuple(x.shape))
         if not x.is_floating_point():
             raise expected("x", "a tensor of floating-point numbers", str(x.dtype))
-        if state is not None and state.shape != (len(x), self.hidden_size, self.kernel_size):
-            what = f"a tensor [{len(x)}, {self.hidden_size}, {self.kernel_size}], as returned for the tokens before"
+        if state is not None and state.shape != (x.shape[0], self.hidden_size, self.kernel_size):
+            what = f"a tensor [{x.shape[0]}, {self.hidden_size}, {self.kernel_size}], as returned for the tokens before"
             raise expected("state", what, tuple(state.shape))
         if layout is None:
             for key, each in (("attention_mask", attention_mask), ("doc_ids", doc_ids)):
                 if isinstance(each, Tensor) and each.shape != x.shape[:2]:  # one row for all would be read as the first
-                    raise expected(key, f"a tensor [{len(x)}, {x.shape[1]}], a value for each token", tuple(each.shape))
+                    raise expected(
+                        key, f"a tensor [{x.shape[0]}, {x.shape[1]}], a value for each token", tuple(each.shape)
+                    )
             if gaps is None:
                 gaps = attention_mask is not None and search_gaps(attention_mask != 0, state is not None)
             if isinstance(doc_ids, Tensor):

@@ -68,7 +68,7 @@ def layout_of(model: PreTrainedModel, arguments: Mapping[str, Any]) -> HostLayou
         mask = create_mask(mask.mask_mod, mask.shape[0], 1, time, mask.shape[-1], mask.kv_num_blocks.device)
     real = doc_ids = None
     if isinstance(mask, Tensor) and mask.ndim == 2:
-        if len(mask) != batch:
+        if mask.shape[0] != batch:
             raise expected("attention_mask", f"a row for each of {batch}", list(mask.shape))
         real = _real(mask, past, time)
     elif isinstance(mask, Tensor) and mask.ndim == 4:

@@ -1,5 +1,6 @@
 """The `canonlm` command: parse, call, print. Every user error is one line on standard error, with exit code 2."""
 
+import io
 import logging
 import platform
 import sys
@@ -97,9 +98,12 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 def main(args: Sequence[str] | None = None) -> int:
     if logging.lastResort is not None:  # prints the warnings of a program that has not set up logging
         logging.lastResort.setFormatter(PlainWarnings())
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may lack a character
     try:
         code = app(args=args, standalone_mode=False) or 0
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed by the caller
+            sys.stdout.flush()
         return code
     except _UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":

@@ -10,10 +10,26 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from canonlm.cli import later
 from canonlm.core.user_folders import expanded
 
 _AFTER_EQUALS = re.compile(r"^([\w.-]+=)~(?=/|$)")
 """Where bash leaves a home folder as it is: --out=~/x, data=~/x."""
+
+
+class _Checked(TyperCommand):
+    """A command that refuses what others drop or misread: an option that is given twice, and a path without a name."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given, _, order = self.make_parser(ctx).parse_args(args=[*args])
+        rest = super().parse_args(ctx, args)
+        for param in order:
+            name = str(param.opts[0] if param.opts[0].startswith("-") else param.metavar)
+            if order.count(param) > 1 and not (getattr(param, "multiple", False) or getattr(param, "is_flag", False)):
+                raise ValueError(f"{name}: expected one value, got several")
+            if given[param.name] == "" and isinstance(ctx.params.get(param.name), Path):
+                raise later.errors.expected(name, "a path (. is the current folder)", "")
+        return rest
 
 
 class _Command(TyperCommand):
@@ -28,7 +44,7 @@ class _Command(TyperCommand):
         module = import_module(f"canonlm.cli.{self.module}")
         alone = typer.Typer(add_completion=False, rich_markup_mode="markdown")
         settings = getattr(module, "CONTEXT_SETTINGS", None)
-        alone.command(self.name, context_settings=settings)(getattr(module, self.function))
+        alone.command(self.name, cls=_Checked, context_settings=settings)(getattr(module, self.function))
         return typer.main.get_command(alone).make_context(info_name, args, *rest, **options)
 
     def read_help(self) -> None:

@@ -96,6 +96,9 @@ def check_place(path: str | None, option: str) -> None:
 def write_to(path: str, text: str, option: str) -> None:
     """Write a text to the file that an option names; - is the terminal."""
     if path == "-":
+        if sys.stdout is None:
+            raise expected(option, "a file, or - with an open standard output", path)
+        text.encode(sys.stdout.encoding)  # of data, no character may be replaced: UnicodeEncodeError
         sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
         return
     with writing(option, path, "file"):

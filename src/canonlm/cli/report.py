@@ -1,13 +1,10 @@
 """`canonlm report`: tables and a page from run folders."""
 
-import io
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from canonlm.cli import later
 from canonlm.cli.live import follow_folders
@@ -50,7 +47,7 @@ def report(
         raise expected("--out", "a file in a folder that exists", str(out))
     finished = True
     if watch:
-        finished = follow_folders(folders, _console())
+        finished = follow_folders(folders, wide_console(120))
     show(folders, out, page=not table, figures=figures)
     return 0 if finished else 130
 
@@ -65,7 +62,7 @@ def show(
         with doing("writing the page"), writing("--out", place, "file"):
             later.page.write_page(play, place)
             drawn = [] if figures is None else figures_of_page.write_figures(place.read_text("utf-8"), figures)
-    console = _console()
+    console = wide_console(120)
     for table in tables(play):
         console.print(table)
         console.print()
@@ -73,9 +70,3 @@ def show(
         say(f"report: {place}")
         if drawn:
             say(f"{len(drawn)} figures, SVG and PDF: {figures}")
-
-
-def _console() -> Console:
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a run's text may have characters that the terminal lacks
-    return wide_console(120)

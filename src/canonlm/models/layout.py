@@ -118,7 +118,7 @@ def check_mask(
             raise expected("attention_mask", "a tensor [batch, tokens] or [batch, 1, new tokens, tokens]", mask)
         return None
     if mask.ndim == 2:
-        if len(mask) != batch:
+        if mask.shape[0] != batch:
             raise expected("attention_mask", f"a row for each of {batch}", list(mask.shape))
         return token_columns(mask, 0 if cache is None else cache.get_seq_length(), time)
     kernel = config._attn_implementation or ""

@@ -146,6 +146,7 @@ class _Chunks(torch.autograd.Function):
                 dh_ND[rows] = dh
             if dw_VD is not None:
                 _add_product(dw_VD, dx, h)
+        ctx.versions = [each._version for each in (dh_ND, dw_VD) if each is not None]
         ctx.save_for_backward(dh_ND, dw_VD, h_ND, weight_VD, targets_N)
         ctx.config, ctx.dtype, ctx.is_whole = config, dtype, group is None
         ctx.mark_non_differentiable(z_loss)
@@ -161,7 +162,11 @@ class _Chunks(torch.autograd.Function):
 
             dh_ND, dw_VD, _ = gradients(definition, inputs, [d_loss])
         else:
-            # In place, as the weight's gradient is large; torch then refuses a second backward.
+            # In place, as the weight's gradient is large. torch then refuses a second backward, but not where hooks of
+            # saved tensors return the tensor itself, as `save_on_cpu` does on a CPU.
+            made = [each for each in (dh_ND, dw_VD) if each is not None]
+            if any(each._version > version for each, version in zip(made, ctx.versions, strict=True)):
+                raise RuntimeError("a first backward has modified by an inplace operation what a second one needs")
             results = (None if gradient is None else gradient.mul_(d_loss) for gradient in (dh_ND, dw_VD))
             dh_ND, dw_VD = first_only(*results)
         return None, dh_ND, dw_VD, None, None, None, None, None, None, None

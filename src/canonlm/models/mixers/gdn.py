@@ -37,7 +37,7 @@ class GatedDeltaNet(LinearAttention):
     architectures: ClassVar = {
         "gdn2": Architecture("Gated DeltaNet of Part 4.2, with its short convolutions", short_conv=True),
         "gdn": Architecture(
-            "Gated DeltaNet of Part 4.1: key and value heads of 96 and 192 channels, states of 144 d numbers",
+            "Gated DeltaNet of Part 4.1: key and value heads of 96 and 192 channels, states of 144 d numbers (d > 127)",
             short_conv=True,
             settings=lambda hidden_size: {
                 "num_heads": max(1, hidden_size // 128),
