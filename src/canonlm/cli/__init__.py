@@ -98,7 +98,7 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 def main(args: Sequence[str] | None = None) -> int:
     if logging.lastResort is not None:  # prints the warnings of a program that has not set up logging
         logging.lastResort.setFormatter(PlainWarnings())
-    if isinstance(sys.stdout, io.TextIOWrapper):
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may lack a character
     try:
         code = app(args=args, standalone_mode=False) or 0

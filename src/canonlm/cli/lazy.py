@@ -18,16 +18,14 @@ _AFTER_EQUALS = re.compile(r"^([\w.-]+=)~(?=/|$)")
 
 
 class _Checked(TyperCommand):
-    """A command that refuses what others drop or misread: an option that is given twice, and a path without a name."""
+    """A command that refuses a path without a name, as of `--out=$UNSET`: for Python it is the current folder."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given, _, order = self.make_parser(ctx).parse_args(args=[*args])
         rest = super().parse_args(ctx, args)
         for param in order:
-            name = str(param.opts[0] if param.opts[0].startswith("-") else param.metavar)
-            if order.count(param) > 1 and not (getattr(param, "multiple", False) or getattr(param, "is_flag", False)):
-                raise ValueError(f"{name}: expected one value, got several")
             if given[param.name] == "" and isinstance(ctx.params.get(param.name), Path):
+                name = str(param.opts[0] if param.opts[0].startswith("-") else param.metavar)
                 raise later.errors.expected(name, "a path (. is the current folder)", "")
         return rest
 
