@@ -15,6 +15,7 @@ from kept import by_seed
 from canonlm.runs.seed_statistics import t_interval
 
 SITES = "ABCD"
+RATE = 0.003
 
 
 def interval(values: list[float]) -> str:
@@ -35,7 +36,11 @@ def effect(losses: dict[str, dict[int, float]], sites: tuple[str, ...], seed: in
 
 if __name__ == "__main__":
     losses = {}
-    for (arch, _, _), seeds in by_seed("text-micro-sites", "loss").items():
+    # Some of its runs were there already, as those of text-micro-again.
+    runs = by_seed("text-micro-again", "loss", "0", "300") | by_seed("text-micro-sites", "loss", "0", "300")
+    for (arch, _, rate), seeds in runs.items():
+        if not arch.startswith("llama") or float(rate) != RATE or ":silu" in arch:
+            continue
         losses["ABCD" if arch == "llama+canon" else arch.removeprefix("llama").removeprefix("+canon=")] = seeds
     for sites, seeds in sorted(losses.items(), key=lambda item: mean(item[1].values())):
         gains = [seeds[seed] - losses[""][seed] for seed in seeds]
