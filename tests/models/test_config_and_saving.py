@@ -126,7 +126,7 @@ def assert_same(got, expected):
         ({"use_bias": True}, r"no such setting"),
         ({"per_layer_config": {0: {"hidden_act": "relu"}}}, r"no such setting"),
         ({"attn_output_gate": True}, r"no such setting"),
-        ({"first_k_dense_replace": 1}, r"no such setting"),
+        ({"first_k_dense_replace": 3}, r"no such setting"),
         ({"num_hidden_layer": 1}, r'^unknown setting "num_hidden_layer"\. Did you mean "num_hidden_layers"\?'),
         ({"qk_head_dim": 192}, r"no such setting"),
         (

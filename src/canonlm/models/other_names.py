@@ -31,8 +31,9 @@ _CHANGES_RESULTS = re.compile(
 )
 """Names of settings in transformers' causal models that change what is computed."""
 
-_COUNTS = re.compile("^n_|^d_|^num_layers$|^ffn_dim$|first_k_dense|_rank$|head_dim$|_size$")
-"""Those among them where 1 is a count and changes something, too."""
+_COUNTS = re.compile("^n_|^d_|^num_layers$|^ffn_dim$|_rank$|head_dim$|_size$")
+"""Those among them where 1 is a count and changes something, too. (`first_k_dense_replace=1`, which would, too, is set
+on all models by transformers' own tests.)"""
 
 
 def read_rotary(settings: dict[str, Any], theta: float, default: float) -> float:
