@@ -46,6 +46,9 @@ if __name__ == "__main__":
         gains = [seeds[seed] - losses[""][seed] for seed in seeds]
         print(f"{sites or 'none':14}{mean(seeds.values()):.3f}", interval(gains) if sites else "", sep="  ")
     print()
+    for one, other in (("ABCD", "CD"), ("ABCD", "KVOM"), ("ABCD", "+canon:k2"), ("ABCD", "+canon:k7")):
+        print(f"{one} minus {other:10}", interval([losses[one][seed] - losses[other][seed] for seed in losses[one]]))
+    print()
     for count in range(1, len(SITES) + 1):
         for sites in itertools.combinations(SITES, count):
             print(f"{' x '.join(sites):14}", interval([effect(losses, sites, seed) for seed in losses[""]]), sep="")

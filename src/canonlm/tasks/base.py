@@ -230,8 +230,8 @@ class Task:
 
         output is one of: a sequence as long as sample.tokens (the model's token at each position; only the positions of
         answers are read); a list with one sequence per query; any other flat sequence: the answer to the first query
-        and to those that start where it does. There is no end token: what follows a complete answer is not read (but in
-        recall and dictionary, no further value may follow).
+        and to those that start where it does. There is no end token: what follows a complete answer is not read. (In
+        recall and dictionary, no further value may follow.)
         """
         answers = _answers(sample, output)
         return [self._judge(sample, query, answer) for query, answer in zip(sample.queries, answers, strict=True)]
