@@ -3,7 +3,7 @@
     python benchmarks/demo.py [--out runs/fair]     about 50 minutes on two cores; can be interrupted and run again
 
 Writes every evaluation of every run to benchmarks/results/demo.csv and demo-longer.csv, beside the report in --out. The
-tables of docs/experiments.md show these numbers.
+tables of docs/experiments/canon.md show these numbers.
 """
 
 import argparse

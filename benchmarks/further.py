@@ -5,7 +5,7 @@
 The text is the docstrings of Python's standard library, a document per module, byte by byte; every fifth module is held
 out. A Qwen3 with random weights is trained on it, and then further, with Canon layers that start as the identity and
 without: the same steps, rate and data order for each seed; once more, Canon layers have ten times the rate. Every step
-is a command of canonlm. Writes benchmarks/results/further.csv; docs/experiments.md shows it.
+is a command of canonlm. Writes benchmarks/results/further.csv; docs/experiments/canon.md shows it.
 """
 
 import argparse

@@ -10,7 +10,7 @@ another such group (t, with a degree of freedom per group but one). The rest is 
 all this in common, which is compared with the spread of the paper's eight seeds of one model of 1.3B parameters and
 100B tokens.
 
-Writes benchmarks/results/published-models.json, and prints the table of docs/experiments.md.
+Writes benchmarks/results/published-models.json, and prints the table of docs/experiments/published.md.
 """
 
 import json

@@ -57,7 +57,7 @@ def test_the_numbers_of_the_docs(of_kept_files):
     assert points["llama"][1] < points["llama+canon=A"][1] < points["llama+canon"][1]
     assert len([each for each in by_name.values() if each.outcome in TEXT]) == 4 * len(TEXT)
     assert all(0.5 < reliability(group) <= 1 for group in TEXT)
-    docs = (Path(__file__).parents[2] / "docs/experiments.md").read_text()
+    docs = (Path(__file__).parents[2] / "docs/experiments/published.md").read_text()
     for each in by_name.values():
         assert f"| {each.predictor} | {each.outcome} | {said(each)} |" in docs
 
