@@ -58,6 +58,18 @@ def test_frames_round_trip(rows):
     assert table.read_text(text).equals(numbers)
 
 
+def test_names_that_look_like_numbers_stay_texts():
+    pair = table.paired(
+        table.results(
+            {"model": name, "arch": "llama", "canon": sites, "lr": 1e-3, "seed": 0, "task": "depo", "value": 0.5}
+            for name, sites in (("001", "none"), ("002", "ABCD"))
+        )
+    )
+    read = table.read_text(table.write_csv(pair))
+    assert read.select("base_model", "base_canon", "canon_model").row(0) == ("001", "none", "002")
+    assert table.read_text("section,run\n007,1\n").row(0) == ("007", "1")
+
+
 def test_files_of_earlier_versions_are_read():
     numbers = table.read_text("source,model,value,stderr,n\nyours,'=a,0.5,,7\n")
     assert numbers.row(0) == ("yours", "=a", 0.5, None, 7)

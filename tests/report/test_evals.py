@@ -4,15 +4,18 @@ import json
 import math
 import statistics
 
+import polars as pl
 import pytest
 from folders import evaluation, write_results, write_run
 from reading import page_of, printed, visible_text
 from scipy import stats
 
-from canonlm.report import load_play
+from canonlm import load_runs
+from canonlm.report import load_play, numbers_csv
 from canonlm.report.evals import suite_tables
 from canonlm.runs.answers import digest
 from canonlm.runs.evaluated import load_evaluated
+from canonlm.runs.table import read_text
 
 
 @pytest.fixture
@@ -68,6 +71,16 @@ def test_page(folder):
     assert "<b>" in words
     assert '<b>"' not in page
     assert "2 saved models evaluated" in words
+
+
+def test_results_are_among_the_numbers_to_download(folder):
+    """Each number of `load_runs`, once; runs in their section, results of suites in none."""
+    downloaded = read_text(numbers_csv(load_play(folder)))
+    loaded = load_runs(folder).filter(pl.col("kind") != "training")
+    assert set(downloaded.filter(kind="suite")["section"]) == {""}
+    assert downloaded.filter(kind="suite").height == 5
+    rows = downloaded.select(loaded.columns).rows()
+    assert sorted(map(repr, rows)) == sorted(map(repr, loaded.rows()))
 
 
 def test_results_without_runs_make_a_report(tmp_path):

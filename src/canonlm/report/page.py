@@ -106,11 +106,15 @@ def _closing(play: Play) -> list[Block]:
 
 
 def numbers_csv(play: Play) -> str:
-    """Every evaluation of every run as CSV, with the columns of `canonlm.load_runs` after that of the section."""
-    rows, _ = measurements(play.gathered, names, ("evaluation", "final"))
+    """Every evaluation of every run and every result of `canonlm eval` as CSV, with the columns of `canonlm.load_runs`
+    after that of the section, which is empty for the latter."""
+    rows, _ = measurements(play.gathered, names, ("evaluation", "final", "suite"))
     listed_runs = [(part.heading, run.name) for part in play.parts for run in part.runs]
     sections = pl.DataFrame(listed_runs, {"section": pl.String, "run": SCHEMA["run"]}, orient="row")
-    return write_csv(sections.join(rows, on="run", maintain_order="left_right").select("section", *RUN_COLUMNS))
+    of_runs = sections.join(rows.filter(pl.col("kind") != "suite"), on="run", maintain_order="left_right")
+    of_suites = rows.filter(pl.col("kind") == "suite").with_columns(section=pl.lit(""))
+    columns = ("section", *RUN_COLUMNS)
+    return write_csv(pl.concat([of_runs.select(columns), of_suites.select(columns)]))
 
 
 def _remarks(run: Run) -> list[str]:

@@ -66,6 +66,7 @@ KINDS = ("evaluation", "training", "final", "suite")
 TRAINING = ("loss", "lr", "grad_norm", "tokens_per_s", "z_loss", "mfu", "data_wait_share", "memory_gb")
 SHARE, PERCENT = "share", "%"
 
+_TEXTS = ("section", "base_model", "base_canon", "canon_model")  # columns that only files have: of a page, of pairs
 _MANY = 30  # values that an error still lists
 _FORMULA = r"^['=+\-@\t\r\n]"  # an apostrophe is doubled, so that reading keeps it
 _NUMBER = r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$"  # not a formula
@@ -360,7 +361,8 @@ def read_csv(file: str | Path) -> pl.DataFrame:
 
 def read_text(text: str) -> pl.DataFrame:
     """The same for the content of a file."""
-    known = {name: SCHEMA[name] for name in text.partition("\n")[0].split(",") if name in SCHEMA}
+    types = SCHEMA | dict.fromkeys(_TEXTS, pl.String)
+    known = {name: types[name] for name in text.partition("\n")[0].split(",") if name in types}
     frame = pl.read_csv(StringIO(text), schema_overrides=known, infer_schema_length=None)
     frame = frame.rename({"n": "total"}, strict=False)  # as earlier versions wrote it
     return frame.with_columns(pl.col(pl.String).str.strip_prefix("'"))
