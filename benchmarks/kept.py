@@ -51,6 +51,8 @@ def print_pairs(by_arm: dict[tuple[str, str, str], dict[int, float]], added: str
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 3:  # --help, too
+        sys.exit(__doc__)
     if len(sys.argv) > 5:
         added, _, questions = sys.argv[5].partition("=")
         print_pairs(by_seed(*sys.argv[1:5]), added, int(questions) if questions else None)

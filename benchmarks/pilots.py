@@ -58,4 +58,6 @@ def main(task: str, arch: str, lr: str, *changes: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 4:  # --help, too
+        sys.exit(__doc__)
     main(*sys.argv[1:])

@@ -1,6 +1,6 @@
 """canonlm: compare language-model architectures on synthetic pretraining tasks; Canon layers for your models.
 
-    tasks             the synthetic tasks: tasks.get("depo", N=8).sample("test", seed=0, index=0)
+    tasks             the synthetic tasks: tasks.get("depo", N=8, K=2).sample("test", seed=0, index=0)
     models            our decoder for all architectures, and the interface to any other model
     runs              run folders: their contents, and the identity of a run
     play, train       the commands of these names, as functions that return such a data frame

@@ -51,10 +51,14 @@ def test_mistakes(tmp_path, monkeypatch, assert_refused):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "unsaved").mkdir()
     (tmp_path / "unsaved" / "config.yaml").write_text((tmp_path / "run" / "config.yaml").read_text())
+    (tmp_path / "foreign").mkdir()
+    config = (tmp_path / "run" / "config.yaml").read_text()
+    (tmp_path / "foreign" / "config.yaml").write_text(config.replace("arch: llama+canon=A", "arch: net.py:Net"))
     for arguments, line in (
         (["nowhere"], "RUN: expected a run folder (with a config.yaml), got"),
         (["other"], 'RUN: expected a run of lano, the task whose sentences have a parse tree, got "copying"'),
         (["unsaved"], "RUN: expected a run that has saved a checkpoint, got"),
+        (["foreign"], "net.py:Net: expected --trust-remote-code"),
         (["run", "--layer", "2"], "--layer: expected 0 to 1, or -1 for the last, got 2"),
     ):
         assert_refused(["probe", *arguments, "--fit", "4", "--test", "4"], line)

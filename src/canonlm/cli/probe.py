@@ -11,6 +11,7 @@ from rich.table import Table
 from canonlm.cli import later
 from canonlm.cli.options import TrustModel
 from canonlm.cli.status import doing, load_torch
+from canonlm.core import user_code
 from canonlm.core.errors import expected, writing
 from canonlm.core.files import write_json
 
@@ -34,7 +35,8 @@ def probe(
     """
     if not (run / "config.yaml").is_file():
         raise expected("RUN", "a run folder (with a config.yaml)", str(run))
-    config = later.load_config.load(run / "config.yaml", trust=trust_remote_code)
+    with user_code.of_run(run, trust_remote_code):
+        config = later.load_config.load(run / "config.yaml")
     if not isinstance(task := config.built_task, later.tasks.Lano):
         raise expected("RUN", "a run of lano, the task whose sentences have a parse tree", task and task.name)
     if not any((run / "checkpoints").glob("step-*")):
