@@ -248,8 +248,9 @@ def grid(tmp_path, monkeypatch):
 
 
 def spans(runs):
+    """How many ran at a time: at most, when one of them began."""
     times = [[float((run.folder / name).read_text()) for name in ("began", "ended")] for run in runs]
-    return max(sum(began <= other[0] < ended for other in times) for began, ended in times)
+    return max(sum(began <= moment < ended for began, ended in times) for moment, _ in times)
 
 
 @pytest.mark.every(2)
@@ -363,6 +364,18 @@ def test_progress_follows_a_file_that_a_resume_truncates(tmp_path):
     (tmp_path / "cut").replace(path)
     assert progress.read()
     assert progress.step == 200
+
+
+@pytest.mark.parametrize(
+    ("visible", "count", "found"),
+    [(None, 2, ["0", "1"]), ("", 0, []), ("-1", 0, []), ("3,5", 2, ["3", "5"]), ("3,-1,5", 1, ["3"])],
+)
+def test_gpus_that_cuda_sees(monkeypatch, visible, count, found):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert local.gpus() == found
 
 
 def test_default_jobs(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ from reading import blocks
 from canonlm.experiments.outcomes import read_finished
 from canonlm.report import load_play, load_run, read_runs
 from canonlm.report.page import render
+from canonlm.runs.folder import run_folders
 from canonlm.runs.identity import label
 from canonlm.runs.rows import Count, in_order, slice_key
 
@@ -160,6 +161,15 @@ def test_unreadable_runs_are_skipped_with_a_reason(tmp_path):
         "words": 'train.optim.lr: expected a number, got "fast"',
         "gone": "no such folder",
     }
+
+
+def test_the_queues_folders_are_not_broken_runs(tmp_path):
+    write_run(tmp_path / "done", evals=[evaluation(50, HALF)])
+    for name in ("leases", ".leases.tmp-0bbfd16a", "mine"):
+        (tmp_path / name).mkdir()
+    assert [path.name for path in run_folders(tmp_path)] == ["done", "mine"]
+    (tmp_path / "mine").rmdir()
+    assert [path.name for path in run_folders(tmp_path)] == ["done"]
 
 
 def test_runs_that_have_not_begun_are_one_line(tmp_path):

@@ -162,7 +162,7 @@ def test_a_run_can_be_extended_from_before_its_decay(tiny, tmp_path):
     train(tiny(train=every), tmp_path / "at once")
     out = tmp_path / "out"
     train(tiny(train={**every, "steps": 30}), out)
-    what = "or remove its checkpoints after step 20, from which on rates would differ"
+    what = "or remove its checkpoints after step 20, up to which both are the same"
     with pytest.raises(ValueError, match=rf"train\.steps: expected 30, as in the run .*, {what}\), got 40"):
         train(tiny(train=every), out)
     shutil.rmtree(out / "checkpoints" / "step-00000030")

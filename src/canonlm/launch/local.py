@@ -36,8 +36,9 @@ def gpus() -> list[str]:
     """The GPUs for runs, as in `CUDA_VISIBLE_DEVICES`."""
     import torch
 
+    count = torch.cuda.device_count()  # CUDA ignores what follows an index that it does not have, such as -1
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
+    return visible.split(",")[:count] if visible else [str(i) for i in range(count)]
 
 
 def start_process(run: PlannedRun, slot: int, devices: Sequence[str], environment: Mapping[str, str]) -> Process:

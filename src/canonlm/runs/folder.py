@@ -79,7 +79,7 @@ def check(
                 key == "train.steps"
                 and 0 <= (last := min(decays_from(flat(each)) for each in (began_as, config))) < done
             ):
-                way += f", or remove its checkpoints after step {last}, from which on rates would differ"
+                way += f", or remove its checkpoints after step {last}, up to which both are the same"
             raise expected(key, f"{old!r}, as in the run that is already in {folder} ({way})", new)
     if notes:
         raise expected("--out", "a folder whose code.json is not damaged", str(folder))
@@ -261,7 +261,7 @@ def run_folders(folder: str | Path) -> list[Path]:
     if is_run(folder):
         return [folder]
     try:
-        inside = sorted(_folders_in(folder))
+        inside = sorted(path for path in _folders_in(folder) if is_run(path) or not _is_ours(path.name))
     except OSError as error:
         raise expected("folder", f"a folder that can be read ({error.strerror})", str(folder)) from None
     results = {path.parent for path in folder.rglob("results.json")}
@@ -269,6 +269,11 @@ def run_folders(folder: str | Path) -> list[Path]:
         raise expected("folder", "a folder with runs or results of `canonlm eval` in it", str(folder))
     of_results = {path for each in results for path in (each, each / "answers", *each.parents)}
     return [path for path in inside if is_run(path) or path not in of_results]
+
+
+def _is_ours(name: str) -> bool:
+    """Whether a folder among runs is the queue's leases, or one that is being written."""
+    return name == "leases" or (name.startswith(".") and ".tmp-" in name)
 
 
 def plays_in(folder: Path) -> list[Path]:
