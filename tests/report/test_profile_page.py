@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 from browsing import MARKS, check, count, load, open_all
-from reading import charts, visible_text
+from reading import charts, tables, visible_text
 
 from canonlm.experiments import grid
 from canonlm.experiments.profile import profile
@@ -196,6 +196,11 @@ def test_runs_that_ended_early_say_nothing_about_higher_shares():
     assert not any("points" in line for line in noise(shown))
     text = visible_text(page := html(shown, ""))
     assert "equal FLOPs" not in text
+    minutes = 4096 / 9 / 60 * 2400  # of 2400 steps; llama+canon takes a quarter of them
+    [costs] = [each for each in tables(page) if "minutes of training" in each[0]]
+    assert [row[-1] for row in costs[1:]] == [f"{minutes:.1f}", f"{minutes / 4:.1f}"] * 2
+    ends = {one["name"]: one["x"][-1] for one in charts(page)["time"]["series"]}
+    assert ends == pytest.approx({"chance": minutes, "llama": minutes, "llama+canon": minutes / 4})
     assert "90 %" not in text
     assert "135" not in text  # a tuning score is 0.6 right, and 0.75 of the steps not needed
     assert "0.001: 1.35" in text

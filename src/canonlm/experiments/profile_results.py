@@ -73,6 +73,11 @@ class Arm:
         return tokens / speed / 60 if tokens and speed else None
 
     @property
+    def trained(self) -> float | None:
+        """The minutes of all steps that a run took, the mean over the runs, at the median speed."""
+        return self.minutes * mean(run.final.step for run in self.runs) if self.minutes else None
+
+    @property
     def sensitivity(self) -> float | None:
         """How much is lost by the rate next to the best one, on the side where more is lost, in tuning runs."""
         if self.rate is None or self.rate.lr not in self.tuning or len(self.tuning) < 2:

@@ -79,7 +79,8 @@ def curves(profile: Profile, *, by_time: bool) -> Chart:
     """A panel for each task: the score while training, against steps or against minutes. Thin: single seeds."""
     panels, series = [], []
     for panel, task in enumerate(profile.tasks):
-        last = max((arm.minutes or 0) * task.steps for arm in task.arms) or 1.0 if by_time else float(task.steps)
+        minutes = [(arm.minutes or 0) * run.final.step for arm in task.arms for run in arm.runs]
+        last = max(minutes, default=0) or 1.0 if by_time else float(task.steps)
         hint = f"guessing scores {percent(task.chance)}"
         series.append(level(GUESS, [0, last], [task.chance] * 2, hint, "dot", panel))
         for arm in task.arms:

@@ -151,7 +151,7 @@ def _solved(profile: Profile) -> Block:
 def _costs(profile: Profile) -> list[Block]:
     def cells(task: TaskProfile, arm: Arm) -> list[Cell]:
         memory = "–" if arm.memory_gb is None else f"{number(arm.memory_gb)} GB"
-        minutes = "–" if arm.minutes is None else f"{arm.minutes * task.steps:.1f}"
+        minutes = "–" if arm.trained is None else f"{arm.trained:.1f}"
         first = task.arms[0]
         ratio = ""
         if arm is not first and arm.tokens_per_s and first.tokens_per_s:
@@ -163,7 +163,7 @@ def _costs(profile: Profile) -> list[Block]:
             "minutes of training"]  # fmt: skip
     note = (
         "Bytes of state: what the model keeps of one window to continue it. FLOPs: forward and backward. Memory: the "
-        "peak of the process; on a CPU, including torch itself."
+        "peak of the process; on a CPU, including torch itself. Minutes: of the steps that the runs took, on average."
     )
     return [table(head, _rows(profile, cells), kind="models"), {"note": note}]
 
