@@ -160,6 +160,12 @@ def test_the_smallest_visible_difference_is_printed_after_tuning():
     assert planned(profiled(experiment, {})) == []
 
 
+@pytest.mark.parametrize(("seeds", "said"), [(1, "1 seed"), (4, "4 seeds")])
+def test_fewer_seeds_than_a_verdict_needs_show_no_difference(seeds, said):
+    [line] = planned(made_up(PAIR, ("depo",), seeds, apart)[-1])
+    assert line.startswith(f"Depo: {said} of each will show no difference, as a verdict needs 5; 10 points need ")
+
+
 def test_runs_until_solved_are_compared_by_speed_alone():
     def solved(task, arch, seed):
         return 1.0 if "canon" in arch or seed % 2 else 0.5

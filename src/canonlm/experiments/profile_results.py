@@ -1,6 +1,7 @@
 """The numbers of a profile: how much faster each architecture learns than the first, how much better it is in the end,
 how surely, at what cost."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
@@ -128,8 +129,9 @@ class TaskProfile:
     """size: of the models, where the profile has several. chance: what guessing scores. comparisons: of each
     architecture but the first with the first; None while either has no run. itself: the first one with other seeds
     against itself, which shows how much is noise; None if these seeds are not trained. visible, needed: the difference
-    that the planned seeds would show if further runs are like the tuning runs, and the number of seeds for one of
-    USEFUL (None: more than 1,000), the larger one of all pairs; both None before tuning and with `until`."""
+    that the planned seeds would show if further runs are like the tuning runs (infinite if they are fewer than a
+    verdict needs), and the number of seeds for one of USEFUL (None: more than 1,000), the larger one of all pairs; both
+    None before tuning and with `until`."""
 
     task: TaskInfo
     name: str
@@ -221,7 +223,7 @@ def _task(
         itself = _versus(again, first, slices, chance, pairs, setting)
     visible, needed = None, None
     if setting.until is None:  # else final scores say nothing
-        visible, needed = _planned(first, others, _seeds(setting), LEVEL / max(1, pairs))
+        visible, needed = _planned(first, others, _seeds(setting), max(1, pairs))
     return TaskProfile(
         TaskInfo(setting.task),
         label_of(name),
@@ -265,12 +267,13 @@ def _versus(arm: Arm, first: Arm, slices: Sequence[str], chance: float, pairs: i
     return Versus(end, speeds, standing)
 
 
-def _planned(first: Arm, others: Sequence[Arm], seeds: int, level: float) -> tuple[float | None, int | None]:
+def _planned(first: Arm, others: Sequence[Arm], seeds: int, pairs: int) -> tuple[float | None, int | None]:
     tuned = [arm.tuning.get(arm.rate.lr) if arm.rate else None for arm in (first, *others)]
     if not others or not all(tuned):
         return None, None
     reference, *rest = (list(values or ()) for values in tuned)
-    visible = max(visible_gap(values, reference, seeds, level) for values in rest)
+    level, enough = LEVEL / pairs, seeds >= min_seeds(pairs)
+    visible = max(visible_gap(values, reference, seeds, level) if enough else math.inf for values in rest)
     needed = [seeds_for(values, reference, USEFUL, level) for values in rest]
     return visible, None if None in needed else max(each for each in needed if each is not None)
 

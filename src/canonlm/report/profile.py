@@ -138,10 +138,11 @@ def planned(profile: Profile) -> list[str]:
     for task in profile.tasks:
         if task.visible is not None:
             more = "more than 1,000" if task.needed is None else f"{task.needed:,}"
-            lines.append(
-                f"{task.label}: {count_of(profile.seeds, 'seed')} of each will show {_plain(task.visible)} points if "
-                f"further runs are like the tuning runs; 10 points need {more}."
-            )
+            shows = f"{_plain(task.visible)} points if further runs are like the tuning runs; 10 points need {more}"
+            if task.visible == math.inf:
+                shows = f"no difference, as a verdict needs {profile.needed}; 10 points need {more} if further runs are "
+                shows += "like the tuning runs"
+            lines.append(f"{task.label}: {count_of(profile.seeds, 'seed')} of each will show {shows}.")
     return lines
 
 
