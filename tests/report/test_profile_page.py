@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 from browsing import MARKS, check, count, load, open_all
-from reading import charts, tables, visible_text
+from reading import blocks, charts, tables, visible_text
 
 from canonlm.experiments import grid
 from canonlm.experiments.profile import profile
@@ -178,7 +178,32 @@ def test_runs_until_solved_are_compared_by_speed_alone():
     assert sentence.endswith(" 5 of 5 runs of llama+canon and 2 of 5 runs of llama get there.")
     assert "at the end" not in headlines(shown)[0]
     assert any("final scores say nothing" in line for line in caveats(shown))
-    assert "75.0% right, against llama" in visible_text(html(shown, ""))
+    first = blocks(page := html(shown, ""), "table")[0]
+    assert first["head"] == ["task", "architecture", "75.0% right, against llama", "get there", "chance"]
+    assert [row[3] for row in first["rows"]] == ["2 of 5", "5 of 5", ""]
+    assert first["marks"] == ["", "", "aside"]  # no higher score is bold
+    assert "profile" not in charts(page)
+
+
+@pytest.mark.parametrize(
+    ("archs", "seeds", "said"),
+    [
+        (("llama",), 3, "1 of 3 runs of llama get 75.0% right."),
+        (PAIR, 1, "llama not in 2,400 steps, llama+canon at step 1,800."),
+        (PAIR, 2, "llama+canon at step 1,800 and at step 1,800; llama not in 2,400 steps and at step 1,800: undecided."),
+    ],
+)
+def test_few_runs_until_solved_are_steps(archs, seeds, said):
+    shown = made_up(archs, ("depo",), seeds, lambda task, arch, seed: 1 - 0.5 * (arch == "llama" and seed != 201),
+                    until=0.75)[-1]  # fmt: skip
+    assert verdicts(shown) == [f"Depo: {said}"]
+
+
+def test_an_unknown_speed_of_the_noise_is_not_printed():
+    """One run in five of the first is half right, and two of its other seeds."""
+    _, _, shown = made_up(PAIR, ("depo",), 5, lambda task, arch, seed: 0.2 + 0.4 * (seed in (201, 501, 502)))
+    [line] = noise(shown)
+    assert re.fullmatch(r"Depo: llama with other seeds against llama: 8\.0 points \[[−\d.]+, [\d.]+\]\.", line)
 
 
 def test_runs_that_ended_early_say_nothing_about_higher_shares():

@@ -15,6 +15,7 @@ STATES = {
     "nothing": "nothing to compare on",
     "undecided": "undecided on",
 }
+NOT_KNOWN = "not known"
 
 
 def headlines(profile: Profile) -> list[str]:
@@ -73,9 +74,9 @@ def verdicts(profile: Profile) -> list[str]:
     """A sentence for each task and architecture but the first; for a single architecture, its score; with one seed, a
     line for each task."""
     if len(profile.archs) == 1:
-        return [_only_score(task) for task in profile.tasks]
+        return [_only_score(profile, task) for task in profile.tasks]
     if profile.seeds == 1:
-        return [f"{task.label}: {', '.join(_single(arm) for arm in task.arms)}." for task in profile.tasks]
+        return [f"{task.label}: {', '.join(_single(profile, task, arm) for arm in task.arms)}." for task in profile.tasks]
     return [
         f"{task.label}: {_verdict(profile, task, task.arms[place + 1], result)}"
         for place in range(len(profile.archs) - 1)
@@ -125,7 +126,8 @@ def noise(profile: Profile) -> list[str]:
         if task.itself is not None and task.itself.end.seeds > 2:
             end, speed = task.itself.end, task.itself.speeds[profile.share]
             parts = [] if profile.until else [f"{_plain(end.gap)} points {_interval(end.safe)}"]
-            parts += [f"{factor(speed)} times as fast"] if speed else []
+            faster = factor(speed) if speed else NOT_KNOWN
+            parts += [f"{faster} times as fast"] if faster != NOT_KNOWN else []
             shown = ": a false verdict" if end.state in ("higher", "lower") and not profile.until else ""
             result = ", ".join(parts) or "too few runs get there"
             lines.append(f"{task.label}: {first} with other seeds against {first}: {result}{shown}.")
@@ -147,12 +149,12 @@ def planned(profile: Profile) -> list[str]:
 
 
 def factor(speed: Speed) -> str:
-    """`5.3 [3.1, 12]`; `more than 3.1` where no run of the slower one gets there."""
+    """`5.3 [3.1, 12]`; `more than 3.1` where no run of the slower one gets there; or NOT_KNOWN."""
     ends = f"[{_times(speed.low)}, {_times(speed.high) if speed.high < math.inf else 'unbounded'}]"
     if speed.factor == math.inf:
-        return f"more than {_times(speed.low)}" if speed.low > 1 else "not known"
+        return f"more than {_times(speed.low)}" if speed.low > 1 else NOT_KNOWN
     if speed.factor == 0:
-        return f"less than {_times(speed.high)}" if speed.high < 1 else "not known"
+        return f"less than {_times(speed.high)}" if speed.high < 1 else NOT_KNOWN
     return f"{_times(speed.factor)} {ends}"
 
 
@@ -160,17 +162,26 @@ def _times(number: float) -> str:
     return f"{number:.0f}" if number >= 20 else f"{number:.2g}"
 
 
-def _only_score(task: TaskProfile) -> str:
+def _only_score(profile: Profile, task: TaskProfile) -> str:
     arm = task.arms[0]
     if arm.score is None:
         return f"{task.label}: {_missing(arm)}."
+    if profile.until:
+        return f"{task.label}: {_reached(arm, profile.until, task)} get {percent(profile.until)} right."
     interval = f" [{percent(arm.score.low)}, {percent(arm.score.high)}]" if arm.score.low < arm.score.high else ""
     seeds = count_of(arm.score.runs, "seed")
     return f"{task.label}: {percent(arm.score.mean)}{interval}, {seeds}; guessing scores {percent(task.chance)}."
 
 
-def _single(arm: Arm) -> str:
-    return f"{arm.arch} {_missing(arm) if arm.score is None else percent(arm.score.mean)}"
+def _single(profile: Profile, task: TaskProfile, arm: Arm) -> str:
+    """What each of a few runs scores; with `until`, when it gets there."""
+    if arm.score is None:
+        return f"{arm.arch} {_missing(arm)}"
+    results = [*map(percent, arm.score.values)]
+    if profile.until:
+        steps = arm.solved_at(profile.until, task.slices)
+        results = [f"not in {task.steps:,} steps" if step is None else f"at step {step:,}" for step in steps]
+    return f"{arm.arch} {listed(results)}"
 
 
 def _missing(*arms: Arm) -> str:
@@ -185,8 +196,7 @@ def _verdict(profile: Profile, task: TaskProfile, arm: Arm, versus: Versus | Non
     result = versus.end
     seeds = counts_of([(each.arch, each.score.runs) for each in (arm, first) if each.score], "seed")
     if result.seeds <= 2:
-        values = [f"{each.arch} {listed([*map(percent, each.score.values)])}" for each in (arm, first) if each.score]
-        return f"{'; '.join(values)}: undecided."
+        return f"{'; '.join(_single(profile, task, each) for each in (arm, first))}: undecided."
     speed = _speed(arm, first, versus.speeds[profile.share], profile.share)
     if profile.until:
         reached = f"{_reached(arm, profile.until, task)} and {_reached(first, profile.until, task)} get there"
@@ -274,7 +284,8 @@ def caveats(profile: Profile) -> list[str]:
         lines.append(f"Rates at the edge of those that were tried: {listed(edges)}.")
     if failed := [f"{arm.failed} of {arm.arch} on {task.label}" for task, arm in arms if arm.failed]:
         left_out = f"Runs that failed and are left out: {listed(failed)}."
-        lines.append(f"{left_out} With fewer seeds than planned, a comparison is undecided.")
+        undecided = "With fewer seeds than planned, a comparison is undecided"
+        lines.append(f"{left_out} {undecided}, and no rate with a failed tuning run is chosen.")
     if profile.seeds >= profile.needed and len(profile.archs) > 1:
         lines.append("More seeds, added after this verdict was read, would make wrong verdicts more frequent.")
     if profile.matched != "state,parameters" and len(profile.archs) > 1:

@@ -7,7 +7,7 @@ from typing import Any
 from canonlm.experiments.profile_results import HALF, SOLVED, Arm, Profile, TaskProfile, Versus
 from canonlm.report.blocks import Block, Cell, caveat, cell, chart, fold, page, spread_cell, table
 from canonlm.report.format import count_of, number, percent, points, quantity, sentence
-from canonlm.report.profile import caveats, factor, growth, headlines, noise, planned, verdicts
+from canonlm.report.profile import NOT_KNOWN, caveats, factor, growth, headlines, noise, planned, verdicts
 from canonlm.report.profile_charts import curves, scores, solved
 from canonlm.report.theme import looks
 from canonlm.runs.identity import short, short_bytes
@@ -20,6 +20,10 @@ NUMBERS = (
     f"the answers are right. Solved: runs that end with at least {percent(SOLVED)} right. Up to: the hardest kind of "
     "question of which the mean is at least that, as is that of all easier ones. Other seeds: the first architecture "
     "against itself."
+)
+NUMBERS_UNTIL = (
+    "The intervals of speeds hold for all pairs of the page together. Get there: runs with as much right at any "
+    "evaluation. Other seeds: the first architecture against itself."
 )
 MATCHED = (
     "The mean score after as many steps, training FLOPs or seconds as the architecture that ends with the fewest has; "
@@ -47,20 +51,21 @@ def html(profile: Profile, command: str) -> str:
         *({"answer": line} for line in lines[:answers]),
         *({"text": line} for line in growth(profile)),
         _numbers(profile),
-        chart("profile", SCORES, scores(profile)),
+        *([] if profile.until else [chart("profile", SCORES, scores(profile))]),
         *caveat(limits),
         *fold("Task by task", [{"list": verdicts(profile)}]),
         *fold("How much is noise, and what these seeds can show",
               [{"list": lines} for lines in (noise(profile), planned(profile)) if lines]),
         *fold("At equal steps, FLOPs and seconds", _matched(profile)),
         *fold("What else limits this comparison", [{"list": limits[1:]}]),
-        *fold("When a task is solved", [chart("solved", SOLVING, solved(profile)), _solved(profile)]),
+        *fold("When a task is solved", [chart("solved", SOLVING, solved(profile)), _solved(profile)],
+              opened=bool(profile.until)),
         *fold("Scores during training", [chart("steps", BY_STEP, curves(profile, by_time=False)),
                                         chart("time", BY_TIME, curves(profile, by_time=True))]),
         *fold("What it costs", _costs(profile)),
         *fold("Learning rates", [_tuning(profile), {"note": TUNING}]),
         *fold("Every reported run", [_runs(profile)]),
-        *fold("What each task asks, and how to read the numbers", [{"list": _about(profile)}, {"text": NUMBERS}]),
+        *fold("What each task asks, and how to read the numbers", [{"list": _about(profile)}, {"text": NUMBERS_UNTIL if profile.until else NUMBERS}]),
         *fold("Run it again", [{"code": command}]),
     ]  # fmt: skip
     return page(profile.title, _facts(profile), blocks, looks(profile.archs))
@@ -169,27 +174,38 @@ def _costs(profile: Profile) -> list[Block]:
 
 
 def _numbers(profile: Profile) -> Block:
-    """The first table: speed, final score, and what share of runs solve the task."""
+    """The first table: speed, final score, and what share of runs solve the task; with `until`, only speed, and what
+    share of runs get there."""
     rows: list[list[Cell]] = []
     marks: list[str] = []
+    first, much = profile.archs[0], "half" if profile.share == HALF else percent(profile.share)
+    ends = ["get there"] if profile.until else ["score", "solved", "up to"]
+    against = [f"{what}, against {first}" for what in (f"{much} right", "points")][: 1 if profile.until else 2]
+    head = ["task", "architecture", *against, *ends, "chance"]
     for task in profile.tasks:
         for place, arm in enumerate(task.arms):
             versus = task.comparisons[place - 1] if place else None
-            score = spread_cell(arm.score, quantity(task.task, ""), arm.score.runs if arm.score else 0)
-            solving, hardest = arm.solving(task.slices), arm.hardest(task.slices)
-            level = f"then {percent(mean(solving))}" if 0 < len(solving) < len(arm.runs) else ""
-            solved = cell(f"{len(solving)} of {len(arm.runs)}", level) if arm.runs else "–"
-            upto = quantity(task.task, hardest).label if hardest else "–" if hardest is None else "none"
-            rows.append([task.label if place == 0 else "", arm.arch, *_against(versus, profile), score, solved, upto,
-                         percent(task.chance)])  # fmt: skip
-            marks.append("best" if arm.score and percent(arm.score.mean) == _best(task) else "")
+            best = not profile.until and arm.score and percent(arm.score.mean) == _best(task)
+            rows.append([task.label if place == 0 else "", arm.arch, *_against(versus, profile)[: len(against)],
+                         *_ends(task, arm, profile.until), percent(task.chance)])  # fmt: skip
+            marks.append("best" if best else "")
         if task.itself is not None:
-            rows.append(["", f"{profile.archs[0]}, other seeds", *_against(task.itself, profile), "", "", "", ""])
+            columns = _against(task.itself, profile)[: len(against)]
+            rows.append(["", f"{first}, other seeds", *columns, *[""] * len(ends), ""])
             marks.append("aside")
-    first, much = profile.archs[0], "half" if profile.share == HALF else percent(profile.share)
-    against = [f"{what}, against {first}" for what in (f"{much} right", "points")]
-    head = ["task", "architecture", *against, "score", "solved", "up to", "chance"]
     return table(head, rows, marks, kind="models")
+
+
+def _ends(task: TaskProfile, arm: Arm, until: float | None) -> list[Cell]:
+    if until:
+        steps = arm.solved_at(until, task.slices)
+        return [f"{len(steps) - steps.count(None)} of {len(steps)}" if steps else "–"]
+    score = spread_cell(arm.score, quantity(task.task, ""), arm.score.runs if arm.score else 0)
+    solving, hardest = arm.solving(task.slices), arm.hardest(task.slices)
+    level = f"then {percent(mean(solving))}" if 0 < len(solving) < len(arm.runs) else ""
+    solved = cell(f"{len(solving)} of {len(arm.runs)}", level) if arm.runs else "–"
+    upto = quantity(task.task, hardest).label if hardest else "–" if hardest is None else "none"
+    return [score, solved, upto]
 
 
 def _against(versus: Versus | None, profile: Profile) -> list[Cell]:
@@ -198,15 +214,13 @@ def _against(versus: Versus | None, profile: Profile) -> list[Cell]:
         return ["–", "–"]
     speed, result = versus.speeds[profile.share], versus.end
     gap = cell(points(result.gap), " to ".join(map(points, result.safe)) if result.seeds > 2 else "")
-    if profile.until:
-        gap = "–"
-    elif versus.standing != "differ":
+    if versus.standing != "differ":
         gap = cell("–", versus.standing)
     times: Cell = "–"
     if speed is not None:
         number, _, ends = factor(speed).partition(" [")
         times = cell(
-            number if number == "not known" else f"{number} times",
+            number if number == NOT_KNOWN else f"{number} times",
             f"{ends.rstrip(']').replace(', ', ' to ')}" if ends else "",
         )
     return [times, gap]
