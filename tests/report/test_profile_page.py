@@ -190,7 +190,11 @@ def test_runs_until_solved_are_compared_by_speed_alone():
     [
         (("llama",), 3, "1 of 3 runs of llama get 75.0% right."),
         (PAIR, 1, "llama not in 2,400 steps, llama+canon at step 1,800."),
-        (PAIR, 2, "llama+canon at step 1,800 and at step 1,800; llama not in 2,400 steps and at step 1,800: undecided."),
+        (
+            PAIR,
+            2,
+            "llama+canon at step 1,800 and at step 1,800; llama not in 2,400 steps and at step 1,800: undecided.",
+        ),
     ],
 )
 def test_few_runs_until_solved_are_steps(archs, seeds, said):

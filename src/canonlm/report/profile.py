@@ -76,7 +76,9 @@ def verdicts(profile: Profile) -> list[str]:
     if len(profile.archs) == 1:
         return [_only_score(profile, task) for task in profile.tasks]
     if profile.seeds == 1:
-        return [f"{task.label}: {', '.join(_single(profile, task, arm) for arm in task.arms)}." for task in profile.tasks]
+        return [
+            f"{task.label}: {', '.join(_single(profile, task, arm) for arm in task.arms)}." for task in profile.tasks
+        ]
     return [
         f"{task.label}: {_verdict(profile, task, task.arms[place + 1], result)}"
         for place in range(len(profile.archs) - 1)
@@ -140,10 +142,10 @@ def planned(profile: Profile) -> list[str]:
     for task in profile.tasks:
         if task.visible is not None:
             more = "more than 1,000" if task.needed is None else f"{task.needed:,}"
-            shows = f"{_plain(task.visible)} points if further runs are like the tuning runs; 10 points need {more}"
+            like = "if further runs are like the tuning runs"
+            shows = f"{_plain(task.visible)} points {like}; 10 points need {more}"
             if task.visible == math.inf:
-                shows = f"no difference, as a verdict needs {profile.needed}; 10 points need {more} if further runs are "
-                shows += "like the tuning runs"
+                shows = f"no difference, as a verdict needs {profile.needed}; 10 points need {more} {like}"
             lines.append(f"{task.label}: {count_of(profile.seeds, 'seed')} of each will show {shows}.")
     return lines
 
@@ -174,7 +176,7 @@ def _only_score(profile: Profile, task: TaskProfile) -> str:
 
 
 def _single(profile: Profile, task: TaskProfile, arm: Arm) -> str:
-    """What each of a few runs scores; with `until`, when it gets there."""
+    """The score of each of a few runs; with `until`, the step at which it gets there."""
     if arm.score is None:
         return f"{arm.arch} {_missing(arm)}"
     results = [*map(percent, arm.score.values)]

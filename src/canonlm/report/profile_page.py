@@ -65,7 +65,8 @@ def html(profile: Profile, command: str) -> str:
         *fold("What it costs", _costs(profile)),
         *fold("Learning rates", [_tuning(profile), {"note": TUNING}]),
         *fold("Every reported run", [_runs(profile)]),
-        *fold("What each task asks, and how to read the numbers", [{"list": _about(profile)}, {"text": NUMBERS_UNTIL if profile.until else NUMBERS}]),
+        *fold("What each task asks, and how to read the numbers",
+              [{"list": _about(profile)}, {"text": NUMBERS_UNTIL if profile.until else NUMBERS}]),
         *fold("Run it again", [{"code": command}]),
     ]  # fmt: skip
     return page(profile.title, _facts(profile), blocks, looks(profile.archs))
