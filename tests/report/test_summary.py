@@ -124,22 +124,28 @@ def test_runs_that_choose_rates_are_not_compared(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("cells", "best", "finished_of"),
+    ("cells", "best", "finished_of", "passed_over"),
     [
         # not by its survivors
-        ([(0.1, 0, 50), (0.1, 1, 50), (0.9, 0, 99), (0.9, 1, 0, False)], 0.1, ["2", "1 of 2"]),
+        ([(0.1, 0, 50), (0.1, 1, 50), (0.9, 0, 99), (0.9, 1, 0, False)], 0.1, ["2", "1 of 2"], [0.9]),
+        ([(0.1, 0, 50), (0.1, 1, 50), (0.9, 0, 49), (0.9, 1, 0, False)], 0.1, ["2", "1 of 2"], []),
         # of equal rates the smallest
-        ([(0.2, 0, 50), (0.1, 0, 50)], 0.1, ["1", "1"]),
+        ([(0.2, 0, 50), (0.1, 0, 50)], 0.1, ["1", "1"], []),
         # not by running one seed twice
-        ([(0.1, 0, 10), (0.1, 0, 10), (0.2, 0, 50)], 0.2, ["2", "1"]),
+        ([(0.1, 0, 10), (0.1, 0, 10), (0.2, 0, 50)], 0.2, ["2", "1"], []),
     ],
 )
-def test_the_best_rate(tmp_path, cells, best, finished_of):
+def test_the_best_rate(tmp_path, cells, best, finished_of, passed_over):
     """`cells`: (learning rate, seed, correct of 100, finished)."""
     runs = grid(tmp_path, [("llama", lr, seed, right, right, *done) for lr, seed, right, *done in cells])
     (only,) = summarise(runs)
     assert only.best.lr == best
     assert [rate.finished_of for rate in only.rates] == finished_of
+    assert [note for note in fairness([only]) if "fewer seeds" in note] == [
+        f"At learning rate {lr}, llama does better than at {best}, which is shown, but fewer seeds have a score there "
+        "(1 against 2)."
+        for lr in passed_over
+    ]
 
 
 def test_of_equally_good_rates_the_one_with_the_lowest_loss(tmp_path):
@@ -177,6 +183,11 @@ def test_objections_to_an_unfair_grid(tmp_path):
     assert (
         "llama+canon, learning rate 0.1, seed 0 was run more than once: the mean of these counts as one run." in notes
     )
+
+
+def test_a_seed_without_a_score_is_not_counted(tmp_path):
+    runs = capo(tmp_path, [("llama", 0.1, seed, 50, None if seed == 2 else 1.0, 50) for seed in range(3)])
+    assert "Fewer than 3 seeds: the spread between repeats is not well known." in fairness(summarise(runs))
 
 
 def test_a_repeated_seed_is_not_a_second_seed(tmp_path):

@@ -1,8 +1,10 @@
 """A row per architecture of runs on text: the best rate, means over seeds, birth-year questions."""
 
+import math
+
 import pytest
 from folders import text_evaluation, write_results, write_text_run
-from reading import page_of, printed
+from reading import page_of, printed, visible_text
 
 from canonlm.report import load_play
 from canonlm.report.text_section import answer, scores_blocks
@@ -45,6 +47,22 @@ def test_each_architecture_at_its_best_rate(played):
     assert shown["head"][3:] == ["loss (web)", "bits per byte (web)", "1hop-0k"]
     assert [row[0] for row in shown["rows"]] == ["llama+canon", "llama"]
     assert [row[-1] if isinstance(row[-1], str) else row[-1]["share"] for row in shown["rows"]] == ["–", 35.0]
+
+
+@pytest.mark.parametrize(("loss", "said"), [(1.0, True), (3.0, False)])
+def test_a_rate_with_a_lower_loss_of_fewer_seeds_is_named(tmp_path, loss, said):
+    """All runs have finished; one at the other rate has diverged."""
+    for lr, losses in ((0.001, (2.0, 2.0)), (0.003, (loss, math.nan))):
+        for seed, each in enumerate(losses):
+            evals = [text_evaluation(10, {"web": (each, each, 1000)})]
+            write_text_run(tmp_path / "runs" / f"{lr}-{seed}", lr=lr, seed=seed, evals=evals)
+    caveat = (
+        "Before you conclude: at learning rate 0.003, llama does better than at 0.001, which is shown, but fewer seeds "
+        "have a score there (1 against 2). (3 more below.)"
+    )
+    text = visible_text(page_of(tmp_path))
+    assert (caveat in text) == said
+    assert "Fewer than 3 seeds: the spread between repeats is not well known." in text
 
 
 def test_equal_digits_have_no_winner(tmp_path):

@@ -31,7 +31,7 @@ INTERVALS = (
 )
 NOTE = (
     "The learning rate of each architecture is the one with the highest {score}, averaged over {averaged}, among the "
-    "rates with the most finished runs.{choice}"
+    "rates at which the most seeds have one.{choice}"
 )
 LENGTHS = (
     "Accuracy by size at the end of training, each architecture at its best learning rate. Sizes to the right of the "

@@ -17,7 +17,7 @@ from canonlm.runs.identity import short
 from canonlm.runs.load import Run, shape_of, tokens_of
 from canonlm.runs.rows import OF_A_SET, Evaluation, of_set
 from canonlm.runs.seed_statistics import Spread, by_seed, spread_of
-from canonlm.runs.summary import Rate
+from canonlm.runs.summary import Rate, fairness
 
 MAX_POINTS = 20_000  # of training loss in a chart, shared among its runs
 MIN_POINTS = 20
@@ -31,7 +31,7 @@ ABOUT = (
 )
 NOTE = (
     "Mean over seeds of the finished runs, each architecture at the learning rate with the lowest loss on all held-out "
-    "text, among those with the most finished runs; it is chosen on the numbers shown here.{bias} 1hop-0k and "
+    "text, among those at which the most seeds have one; it is chosen on the numbers shown here.{bias} 1hop-0k and "
     "similar: the share of birth years that a model finds in a short text. Small: 95% intervals, for three seeds or "
     "more."
 )
@@ -52,12 +52,14 @@ def text_blocks(section: Section, number: int) -> list[Block]:
     trained = _chart(f"text-loss-{number}", caption, "training loss", section, training)
     drawn = any(one["x"] for one in trained["chart"]["series"])
     every, ranking = every_run(section), scores_blocks(section)
+    caveats = [*not_planned(section.groups), *(fairness(section.architectures) if _ranked(section) else [])]
     return [
         {"answer": answer(section)},
         *(ranking[:1] or [every]),
         *charts[:1],
-        *caveat(not_planned(section.groups)),
+        *caveat(caveats),
         *fold("Other charts", charts[1:]),
+        *fold("What else limits this comparison", [{"list": caveats[1:]}] if caveats[1:] else []),
         *fold(f"Every run ({count_of(len(runs), 'run')})", [every] if ranking else []),
         *fold("Training loss", [trained] if drawn else []),
         *fold("Settings: what was equal, what differed", settings_blocks(section.groups)),

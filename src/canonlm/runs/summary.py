@@ -260,6 +260,7 @@ def fairness(architectures: Sequence[Architecture]) -> list[str]:
     if any(flat(a.group.runs[0].config).get("train.until") is not None for a in architectures):
         notes.append("Runs ended once enough was right (train.until), so neither final scores nor the rates with the "
                      "highest ones tell which is better: compare the steps.")  # fmt: skip
+    notes += [note for a in architectures for note in _passed_over(a)]
     tried = {a.arch: {rate.lr for rate in a.tuning or a.rates if rate.runs} for a in architectures}
     if len({frozenset(rates) for rates in tried.values()}) > 1:
         parts = [f"{arch} {', '.join(f'{lr:g}' for lr in sorted(rates)) or 'none'}" for arch, rates in tried.items()]
@@ -270,7 +271,7 @@ def fairness(architectures: Sequence[Architecture]) -> list[str]:
     if len({best.seeds for best in bests}) > 1:
         parts = [f"{best.arch} {', '.join(map(str, best.seeds))}" for best in bests]
         notes.append(f"The best rates do not have the same seeds: {'; '.join(parts)}.")
-    elif any(best.repeats < SEEDS_OF_INTERVAL for best in bests):
+    elif any((best.score.runs if best.score else best.repeats) < SEEDS_OF_INTERVAL for best in bests):
         notes.append(f"Fewer than {SEEDS_OF_INTERVAL} seeds: the spread between repeats is not well known.")
     for best in bests:
         rates = tried[best.arch]
@@ -341,11 +342,30 @@ def _apart_from_split(group: Group) -> str:
 
 def _best(rates: Iterable[Rate]) -> Rate | None:
     finished = {rate.lr: rate for rate in rates if rate.runs}
-    signs = {lr: -1 if rate.runs[0].sources else 1 for lr, rate in finished.items()}  # a lower loss is better
-    scores = {lr: (rate.score.runs, signs[lr] * rate.score.mean) if rate.score else (0, 0.0)
-              for lr, rate in finished.items()}  # fmt: skip
     losses = {lr: -statistics.fmean(run.final_loss for run in rate.runs) for lr, rate in finished.items()}
-    return finished[best_rate({lr: (*score, losses[lr]) for lr, score in scores.items()})] if finished else None
+    scores = {lr: (*_judged(rate), losses[lr]) for lr, rate in finished.items()}
+    return finished[best_rate(scores)] if finished else None
+
+
+def _judged(rate: Rate) -> tuple[int, float]:
+    """How many seeds have a score, and its mean; of text negated, as a lower loss is better."""
+    if rate.score is None:
+        return 0, 0.0
+    return rate.score.runs, -rate.score.mean if rate.runs[0].sources else rate.score.mean
+
+
+def _passed_over(a: Architecture) -> list[str]:
+    """A sentence for each rate with a better score than the best rate, but of fewer seeds."""
+    judged = {rate.lr: _judged(rate) for rate in a.tuning or a.rates if rate.score}
+    if a.best is None or a.best.lr not in judged:
+        return []
+    seeds, mean = judged[a.best.lr]
+    return [
+        f"At learning rate {lr:g}, {a.arch} does better than at {a.best.lr:g}, which is shown, but fewer seeds have a "
+        f"score there ({few} against {seeds})."
+        for lr, (few, better) in judged.items()
+        if better > mean
+    ]
 
 
 def _architecture(group: Group, score: str, tuning: Group | None) -> Architecture:
