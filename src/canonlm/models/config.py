@@ -18,7 +18,7 @@ from canonlm.core.saved import check_labels
 from canonlm.models.mixers import MIXERS
 from canonlm.models.mixers.base import DERIVED, Mixer
 from canonlm.models.other_names import FLAT_OPTIONS, read_rotary, refuse_unknown
-from canonlm.models.settings import check_choice, check_divides, check_positive, check_sign, check_type
+from canonlm.models.settings import as_typed, check_choice, check_divides, check_positive, check_sign, check_type
 
 MAX_LAYERS = 2_000
 """Max layers: building that many takes some 8 seconds."""
@@ -284,11 +284,12 @@ class CanonLMConfig(PreTrainedConfig):
             of_mixer = MIXERS[mixer].Options
             known = of_mixer.__dataclass_fields__
             old = {key: value for keys, value in flat.items() for key in keys if key in known}
-            own = options_by_mixer.get(mixer, {})
+            own = dict(options_by_mixer.get(mixer, {}))
             for key, value in own.items():
                 if key not in known:
                     raise unknown(f"option of {mixer}", key, known, f"options of {mixer}")
                 check_type(f"mixer_options.{mixer}.{key}", value, known[key].type, known[key].default)
+                own[key] = as_typed(value, known[key].type, known[key].default)
             try:
                 complete = of_mixer(**{**old, **own})
                 complete.complete(self)

@@ -2,8 +2,9 @@
 
 import math
 import operator
+from inspect import formatannotation
 from types import UnionType
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, Union, get_args, get_origin
 
 from canonlm.core.errors import expected
 
@@ -22,10 +23,21 @@ def check_type(key: str, value: object, annotation: Any, default: object) -> Non
     if get_origin(annotation) is ClassVar or (value is None and default is None):
         return
     if not _fits(value, annotation):
-        kinds = [_TYPES[kind] for kind in (annotation, *get_args(annotation)) if kind in _TYPES]
-        raise expected(key, kinds[0] if kinds else "a value of another type", value)
+        kinds = [_TYPES[kind] for kind in _options(annotation) if kind in _TYPES]
+        raise expected(key, kinds[0] if kinds else f"a value of type {formatannotation(annotation)}", value)
     if isinstance(value, int) and abs(value) > MAX_SIZE and "seed" not in key:
         raise expected(key, f"at most {MAX_SIZE:,}", value)
+
+
+def as_typed(value: object, annotation: Any, default: object) -> Any:
+    """The value; in place of a list, which tuples are in `config.json`, the tuple that the field takes."""
+    kinds = [get_origin(option) or option for option in _options(annotation)]
+    takes_tuple = isinstance(default, tuple) or (tuple in kinds and list not in kinds)
+    return tuple(value) if takes_tuple and isinstance(value, list) else value
+
+
+def _options(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) in (UnionType, Union) else (annotation,)
 
 
 _TYPES: dict[Any, str] = {
@@ -41,17 +53,20 @@ _TYPES: dict[Any, str] = {
 
 def _fits(value: object, annotation: Any) -> bool:
     origin, parts = get_origin(annotation) or annotation, get_args(annotation)
-    if origin is UnionType:
+    if origin in (UnionType, Union):
         return any(_fits(value, part) for part in parts)
     if origin is float:
         return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
     if origin is int:
         return isinstance(value, int) and not isinstance(value, bool)
-    if origin is list:
-        return isinstance(value, list | tuple) and all(_fits(item, parts[0]) for item in value)
+    if origin in (list, tuple):  # in config.json both are lists
+        if not isinstance(value, list | tuple) or not parts:
+            return isinstance(value, list | tuple)
+        kinds = parts if origin is tuple and parts[-1] is not ... else parts[:1] * len(value)
+        return len(value) == len(kinds) and all(map(_fits, value, kinds))
     if origin is dict:
-        pairs = value.items() if isinstance(value, dict) else [(None, None)]
-        return all(_fits(key, parts[0]) and _fits(item, parts[1]) for key, item in pairs)
+        kinds = parts or (Any, Any)
+        return isinstance(value, dict) and all(all(map(_fits, pair, kinds)) for pair in value.items())
     return origin is Any or not isinstance(origin, type) or isinstance(value, origin)
 
 
