@@ -14,7 +14,7 @@ from torch.testing._internal.distributed import fake_pg  # noqa: F401  # registe
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM, canonize
-from canonlm.canon.sites import SITES
+from canonlm.canon.sites import SITES, Site
 from canonlm.models import config as configuration
 from canonlm.models import tensor_parallel
 from canonlm.models.build import build, wrap
@@ -108,6 +108,23 @@ def test_canonize(tmp_path):
     assert_close(torch.cat([first.logits, rest.logits], dim=1), after)
     host.save_pretrained(tmp_path)
     assert_close(type(host).from_pretrained(tmp_path)(IDS).logits, after)
+
+
+def test_it_is_not_saved_with_code(tmp_path, small_model):
+    """The code in the folder would not have the row."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    host = canonize(LlamaForCausalLM(LlamaConfig(num_attention_heads=4, **sizes)), "AST")
+    for model in (small_model(canon_set="AST"), host):
+        with pytest.raises(ValueError, match=r"^self_contained: expected False with site S, T, which only your own"):
+            model.save_pretrained(tmp_path / "saved", self_contained=True)
+    assert not (tmp_path / "saved").exists()
+
+
+@pytest.mark.parametrize(("part", "side"), [("mixer", "middle"), ("mixr", "input"), ("model", "output")])
+def test_a_row_has_a_place(part, side):
+    with pytest.raises(ValueError, match=r"^site Y: expected a part and one of its sides \(model: input; "):
+        Site("Y", "a typo", part, side)
 
 
 def test_a_run_and_its_report(tiny, tmp_path):

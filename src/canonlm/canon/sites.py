@@ -37,6 +37,11 @@ class Site:
     forms: tuple[Form, ...] = ("conv", "avg", "smear")
     usual: bool = False
 
+    def __post_init__(self) -> None:
+        if self.side not in _SIDES.get(self.part, ()):
+            places = "; ".join(f"{part}: {', '.join(sides)}" for part, sides in _SIDES.items())
+            raise expected(f"site {self.letter}", f"a part and one of its sides ({places})", (self.part, self.side))
+
     @property
     def slot(self) -> str:
         """The name of its state in the cache."""
@@ -47,6 +52,12 @@ class Site:
         return self.part != "mlp" or (mlp != "none" and (mlp != "moe" or self.side != "inside"))
 
 
+_SIDES = {
+    "model": ["input"],
+    "block": ["input", "output"],
+    "mixer": ["input", "inside", "output"],
+    "mlp": ["input", "inside", "output"],
+}
 _BY_HEAD: tuple[Form, ...] = ("conv", "avg", "dynamic")
 SITES = {
     site.letter: site
@@ -64,6 +75,9 @@ SITES = {
     )
 }
 """Every site by its letter, in the order of computation (docs/add-a-site.md)."""
+
+_OF_PACKAGE = dict(SITES)
+"""Without the rows that users add."""
 
 [SHORT_CONV] = [site.letter for site in SITES.values() if not site.forms]
 """b, the convolutions that belong to recurrent mixers."""
@@ -181,6 +195,12 @@ def of_modifier(
     if not sites or not all(SITES[letter].forms for letter in sites):
         raise expected("+canon", "sites such as +canon=AC (not b, which NAME-conv leaves out)", text)
     return sites
+
+
+def check_saved_with_code(sites: Iterable[str]) -> None:
+    """InvalidSetting for a user's own site, which the copy of this file in a folder would lack."""
+    if own := [letter for letter in dict.fromkeys(sites) if SITES[letter] != _OF_PACKAGE.get(letter)]:
+        raise expected("self_contained", f"False with site {', '.join(own)}, which only your own code has", True)
 
 
 def _variant(key: str, text: str, flags: list[str], default: Variant) -> Variant:

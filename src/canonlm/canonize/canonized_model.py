@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, Cache, PreTrainedConfig, PreTrain
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from canonlm.canon.layer import CanonLayer
-from canonlm.canon.sites import parse
+from canonlm.canon.sites import check_saved_with_code, parse
 from canonlm.canonize import canon_cache
 from canonlm.canonize.derived import Derived, derived
 from canonlm.canonize.install import install
@@ -82,6 +82,8 @@ class CanonizedModel(Derived):
         trust_remote_code=True)` loads it where canonlm is not installed."""
         if kwargs.get("push_to_hub"):
             raise expected("push_to_hub", NOT_PUSHED, True)
+        if self_contained:
+            check_saved_with_code(parse(self.canon_sites))
         super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
         file = Path(save_directory) / "config.json"
         if not file.exists():  # written by another process

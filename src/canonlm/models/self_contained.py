@@ -6,8 +6,11 @@ The code is what `canonlm.core.bundle` makes of our decoder, without what a fold
 import ast
 from os import PathLike
 
+from canonlm.canon.sites import check_saved_with_code
 from canonlm.core import bundle
 from canonlm.core.bundle import bound_names, flat
+from canonlm.core.errors import expected
+from canonlm.core.user_code import is_reference
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.mixers import MIXERS
 
@@ -20,7 +23,12 @@ ENTRIES = {
 
 
 def write_code(config: CanonLMConfig, folder: str | PathLike) -> dict[str, str]:
-    """Write the modules that a model of `config` needs into `folder`. Returns the `auto_map` of its config.json."""
+    """Write the modules that a model of `config` needs into `folder`. Returns the `auto_map` of its config.json.
+    InvalidSetting for a user's own mixer or site."""
+    for mixer in config.mixers:
+        if is_reference(mixer) or not MIXERS[mixer].__module__.startswith("canonlm."):
+            raise expected("self_contained", f"False with {mixer}: only our own mixers are saved with code", True)
+    check_saved_with_code(letter for i in range(config.num_hidden_layers) for letter in config.canons(i))
     bundle.write_modules(flat_modules(config), folder)
     return {auto: flat(path) for auto, path in ENTRIES.items()}
 
