@@ -480,6 +480,7 @@ def test_a_module_that_takes_documents(tmp_path):
         (Peeks, "mine.py:Peeks{depth=2}", 'unknown field "mine.py:Peeks{depth}"'),
         (lambda: 3, "mine.py:three", "arch: mine.py:three made a int, not a torch.nn.Module"),
         (lambda vocab_size: nn.Embedding(vocab_size, 7), "mine.py:E", "arch: mine.py:E does not run here"),
+        (nn.Identity, "mine.py:I", "arch: mine.py:I made a model without parameters"),
         (lambda: nn.Linear("a", 3), "mine.py:L", "arch: mine.py:L cannot be built (TypeError"),
         (3, "mine.py:N", "arch: mine.py:N is not a class or a function"),
     ],

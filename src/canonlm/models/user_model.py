@@ -38,11 +38,13 @@ def made_outside(arch: str, factory: Callable[..., nn.Module], sizes: Sizes) -> 
     try:
         made = factory(**kwargs)
     except Exception as error:  # raised by the user's code
-        raise refusal(arch, "cannot be built", error, _place(error, factory)) from error
-    if isinstance(made, PreTrainedModel):
-        return made
+        raise refusal(arch, "cannot be built", error, place_of(error, factory)) from error
     if not isinstance(made, nn.Module):
         raise InvalidSetting("arch", f"arch: {arch} made a {type(made).__name__}, not a torch.nn.Module")
+    if next(made.parameters(), None) is None:
+        raise InvalidSetting("arch", f"arch: {arch} made a model without parameters")
+    if isinstance(made, PreTrainedModel):
+        return made
     return Wrapped(WrappedConfig(arch=arch, **plain), made)
 
 
@@ -104,7 +106,8 @@ class Wrapped(PreTrainedModel, GenerationMixin):
         return next((part for part in reversed(linear) if part.out_features == self.config.vocab_size), None)
 
 
-def _place(error: Exception, factory: Any) -> str:
+def place_of(error: Exception, factory: Any) -> str:
+    """The line of an error in the file of a class or a function: `, line 3`."""
     try:
         file = inspect.getsourcefile(factory)
     except TypeError:
