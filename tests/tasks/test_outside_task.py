@@ -197,3 +197,27 @@ def test_a_run_carries_its_file(tmp_path, mine, monkeypatch):
         pytest.raises(ValueError, match=rf"^mine.py: expected the file .* {sha256}$"),
     ):
         user_code.load("mine.py:Parity")
+
+
+def test_a_run_carries_its_module_of_a_package(tmp_path, monkeypatch):
+    """As its file: a module that has changed is not used. The run's copy has the package's relative imports."""
+    monkeypatch.syspath_prepend(tmp_path)
+    package, code = tmp_path / "package_of_mine", tmp_path / "run" / "code"
+    for folder in (package, code):
+        folder.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "words.py").write_text("WORDS = 'abc'")
+    module = package / "bare.py"
+    module.write_text("from .words import WORDS\n" + BARE.format(tokens="WORDS", query="1, 2"))
+    reference = "package_of_mine.bare:Bare"
+    began = user_code.load(reference)
+    (code / "bare.py").write_bytes(module.read_bytes())
+    (code.parent / "code.json").write_text(json.dumps({"outside": {reference: began.sha256}}))
+    with user_code.of_run(code.parent, trust=True):
+        assert user_code.load(reference).object is began.object
+        module.write_text("Bare = None")
+        copy = user_code.load(reference)
+        assert (copy.file, copy.sha256) == (code / "bare.py", began.sha256)
+        assert tasks.get(reference).sample("test", 0, 0).tokens.tolist() == [0, 1, 2]
+    with user_code.of_run(code.parent, {reference}), refused(f"package_of_mine.bare: expected the file ...{began.sha256}"):
+        user_code.load(reference)

@@ -94,22 +94,19 @@ def load(reference: str) -> Outside:
     place, _, name = reference.rpartition(":")
     if not place or not name.isidentifier():
         raise expected("name", "FILE.py:NAME or package.module:NAME", reference)
-    if place.endswith(".py"):
-        file = _file(reference, place)
-        source = _read(place, file)
+    module = None if place.endswith(".py") else _import(place)
+    yours = expanded(place).resolve() if module is None else Path(str(module.__file__))
+    source = _read(place, file := _file(reference, place, yours))
+    if module is None or file != yours:
         module = _run(place, file, source)
-    else:
-        module = _import(place)
-        file = Path(str(module.__file__))
-        source = _read(place, file)
     if not hasattr(module, name):
         own = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
         raise unknown(f"name in {place}", name, own, f"names in {place}")
     return Outside(getattr(module, name), file, hashlib.sha256(source).hexdigest(), name)
 
 
-def _file(reference: str, place: str) -> Path:
-    yours, scope = expanded(place).resolve(), _SCOPE.get()
+def _file(reference: str, place: str, yours: Path) -> Path:
+    scope = _SCOPE.get()
     recorded = _recorded(scope.run).get(reference) if scope is not None and scope.run is not None else None
     if scope is None or scope.run is None or recorded is None or (yours.is_file() and _sha256(yours) == recorded):
         return yours
@@ -147,6 +144,8 @@ def _run(place: str, file: Path, source: bytes) -> ModuleType:
         return sys.modules[name]
     module = ModuleType(name)
     module.__file__ = str(file)
+    if not place.endswith(".py"):
+        module.__package__ = place.rpartition(".")[0]  # relative imports of a run's copy are those of the package
     sys.modules[name] = module  # data classes and the like look up their module
     try:
         exec(compile(source, str(file), "exec"), module.__dict__)
