@@ -20,7 +20,7 @@ from canonlm.train.load_config import merge
 
 PAGE = (Path(__file__).parents[2] / "docs" / "add-a-task.md").read_text(encoding="utf-8")
 FUNCTION, CLASS = re.findall(r"```py\n(.*?)```", PAGE, re.S)[:2]
-HEAD = "import numpy as np\nfrom canonlm.tasks import Answer, Scale, task\n"
+HEAD = "import numpy as np\nfrom canonlm.tasks import Answer, Instance, Scale, task\n"
 
 
 @pytest.fixture(autouse=True)
@@ -119,11 +119,46 @@ def test_answers_without_a_slice_have_a_chance(mine, monkeypatch):
             "mine.py:own: chance of all: expected a share from 0 to 1, got None",
         ),
         ("vocab=['a'], chance=float('nan')", "mine.py:own: chance of all: expected a share from 0 to 1, got nan"),
+        (
+            "vocab=['a'], slices={'n': [1, '1']}, chance=lambda where: 0.5 if where['n'] == 1 else 0.1",
+            "mine.py:own: chance of n=1: expected one share, 0.5, got 0.1",
+        ),
+        ("vocab=['a'], chance=0, score='n'", 'mine.py:own: score: expected a canonlm.tasks.Score, got "n"'),
+        (
+            "vocab=['a'], chance=0, scales={'n': 1}",
+            "mine.py:own: scales: expected a dict of canonlm.tasks.Scale, got {'n': 1}",
+        ),
+        ("vocab=['a'], chance=0, measures=3", "mine.py:own: measures: expected a dict of canonlm.tasks.Measure, got 3"),
     ],
 )
-def test_invalid_vocabulary_or_chance(mine, arguments, line):
+def test_invalid_words_or_chance(mine, arguments, line):
     with refused(line):
         task_info.written(written(mine, f"max_len=2, {arguments}", "def own(rng, test): return ['a', Answer('a')]"))
+
+
+@pytest.mark.parametrize("drawn", ["['a', 'a']", "np.array(['a', 'a'])", "Instance(['a'], [])"])
+@pytest.mark.parametrize("slices", ["", "slices={'n': [1]}"])
+def test_a_task_without_answers_is_refused_before_training(mine, drawn, slices):
+    task = written(mine, f"vocab=['a'], max_len=2, chance=0, {slices}", f"def own(rng, test): return {drawn}")
+    with refused("mine.py:own: draw: expected an Answer in a test sample, got ..."):
+        task_info.written(task)
+
+
+@pytest.mark.parametrize("grade", [2, 0.5, None])
+def test_grades_by_points_are_refused_before_training(mine, monkeypatch, grade):
+    task = written(mine, "vocab=['a'], max_len=2, chance=0", "def own(rng, test): return ['a', Answer('a')]")
+    monkeypatch.setattr(type(task), "_judge", lambda self, sample, query, answer: Verdict(grade, query.slice, ""))
+    with refused("grade: expected a Verdict that is True or False, got Verdict(correct=..."):
+        task_info.written(task)
+
+
+def test_values_that_are_written_alike_are_one_slice():
+    tally = Tally([{"a": 1}, {"a": "1"}])
+    for verdict in (Verdict(True, {"a": "1"}, ""), Verdict(False, {"a": 1}, ""), Verdict(True, {"a": True}, "")):
+        tally.add(verdict)
+    assert tally.rows() == [
+        {"slice": {"a": 1}, "correct": 1, "total": 2}, {"slice": {"a": True}, "correct": 1, "total": 1}
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("slices", ["{'n': 1}", "['n']", "{'n': 'ab'}"])
@@ -164,6 +199,7 @@ def test_slices_with_numbers_of_numpy(mine):
         ("", "def own(rng, test): return ['a', Answer('a', n=[1])]", "own: draw: expected numbers or texts in a slice"),
         ("", "def own(rng, test, *, name='a'): ...", "name: expected a setting with another name"),
         ("", "def own(rng, test, *, difficulty=1): ...", "difficulty: expected a setting with another name"),
+        ("", "def own(rng, test, *, model_config=1): ...", "model_config: expected a setting with another name"),
         ("loss_on='answers'", "def own(rng, test): return ['a', Answer('a')]", 'loss_on: expected "answer" or "all"'),
     ],
 )  # fmt: skip
@@ -200,3 +236,11 @@ def test_a_default_has_its_settings_type(mine):
         "def own(rng, test, *, noise: float = 0): return ['a', Answer('a')]",
     )
     assert repr(task) == repr(tasks.get("mine.py:own", noise=0.0)) == "mine.py:own(noise=0.0)"
+
+
+@pytest.mark.parametrize("name", ["spec", "self"])
+def test_a_setting_may_be_called_as_an_argument_is(mine, name):
+    function = f"def own(rng, test, *, {name}=3): return ['a', Answer('a')]"
+    task = written(mine, "vocab=['a'], max_len=2, chance=0", function)
+    made = (task, type(task)(**{name: 4}), type(task)(task.spec), tasks.get("mine.py:own", **{name: 4}))
+    assert [getattr(each.spec, name) for each in made] == [3, 4, 3, 4]

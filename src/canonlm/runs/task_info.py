@@ -62,8 +62,10 @@ class TaskInfo:
 
 
 def written(task: "Task") -> dict[str, Any]:
-    """The content of `task.json`. Scales have labels for the slices of the test. ValueError: a chance that is not a
-    share."""
+    """The content of `task.json`. Scales have labels for the slices of the test. ValueError: words of another type, a
+    chance that is not a share, a test without answers, a grade that is not a verdict."""
+    _check_words(task)
+    _check_answers(task)
     labels: dict[str, dict[str, str]] = {name: {} for name in task.scales}
     for name, value in (pair for where in task.slices() for pair in where.items() if pair[0] in labels):
         labels[name][str(value)] = task.scales[name].label(str(value))
@@ -71,10 +73,13 @@ def written(task: "Task") -> dict[str, Any]:
         name: {"by": one.by, "about": one.about, "trained": one.trained, "labels": labels[name]}
         for name, one in task.scales.items()
     }
-    chance = {slice_key(where): task.chance(where) for where in task.slices()}
-    for key, score in chance.items():
+    chance: dict[str, float] = {}
+    for where in task.slices():
+        key, score = slice_key(where), task.chance(where)
         if not (isinstance(score, Real) and 0 <= score <= 1 + ROUNDING):
             raise expected(f"{task.name}: chance of {key}", "a share from 0 to 1", score)
+        if chance.setdefault(key, score) != score:  # of k=1 and k="1"
+            raise expected(f"{task.name}: chance of {key}", f"one share, {chance[key]}", score)
     return {
         "chance": {key: min(1.0, float(score)) for key, score in chance.items()},
         "about": task.about,
@@ -82,6 +87,32 @@ def written(task: "Task") -> dict[str, Any]:
         "measures": {key: vars(measure) for key, measure in task.measures.items()},
         "score": vars(task.score),
     }
+
+
+def _check_words(task: "Task") -> None:
+    from canonlm.tasks import Measure, Scale, Score
+
+    if not isinstance(task.score, Score):
+        raise expected(f"{task.name}: score", "a canonlm.tasks.Score", task.score)
+    for key, words, kind in (("scales", task.scales, Scale), ("measures", task.measures, Measure)):
+        if not isinstance(words, Mapping) or not all(isinstance(one, kind) for one in words.values()):
+            raise expected(f"{task.name}: {key}", f"a dict of canonlm.tasks.{kind.__name__}", words)
+
+
+def _check_answers(task: "Task") -> None:
+    """A task in Python may have forgotten its answers, or grade by points."""
+    from canonlm.tasks.function import SAMPLES_FOR_SLICES
+    from canonlm.tasks.tally import Tally
+
+    if not (task.draws_in_python and isinstance(task.evaluation, str)):  # another evaluation may not ask for answers
+        return
+    samples = (task.sample("test", 0, index) for index in range(SAMPLES_FOR_SLICES))
+    sample = next((one for one in samples if one.queries), None)
+    if sample is None:
+        raise expected(f"{task.name}: draw", "an Answer in a test sample", f"none in {SAMPLES_FOR_SLICES} samples")
+    tally = Tally([])
+    for verdict in task.grade(sample, sample.tokens):
+        tally.add(verdict)
 
 
 def read(name: str, path: Path, notes: list[str]) -> TaskInfo:

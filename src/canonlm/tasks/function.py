@@ -78,7 +78,7 @@ class FunctionTask(Task):
     _of: ClassVar[_Arguments]
     _markers: ClassVar[tuple[str, ...]]
 
-    def __init__(self, spec: Any = None, **settings: Any) -> None:
+    def __init__(self, spec: Any = None, /, **settings: Any) -> None:
         self.spec = spec = self.Spec(**settings) if spec is None else spec
         self.vocab = Vocab(self._of.vocab(spec), self._markers)
         self.max_len = check_count("max_len", self._of.max_len(spec), min=1)
@@ -128,6 +128,8 @@ def _spec_of(draw: Callable[..., Drawn]) -> type[TaskSpec]:
             positional.append(str(parameter))
         elif parameter.default is parameter.empty:
             raise expected(f"{draw.__name__}: {name}", "a setting with a default", str(parameter))
+        elif name.startswith("model_") and hasattr(TaskSpec, name):  # of pydantic
+            raise expected(name, "a setting with another name", name)
         else:
             fields[name] = (hints.get(name, type(parameter.default)), parameter.default)
     if len(positional) != 2 or any(name.startswith("*") for name in positional):
