@@ -69,6 +69,20 @@ def test_an_unfinished_run_has_a_curve_but_no_result(tmp_path):
     assert left_out == [LeftOut("part of running", "1 damaged row of metrics.jsonl skipped")]
 
 
+def test_answers_without_a_slice_are_not_all(tmp_path):
+    """The score of the task is `all`. With 1 and "1" as values, a slice is both."""
+    entries = [({"k": 1}, 2, 10), ({"k": "1"}, 1, 10), ({"k": 2}, 1, 10), ({}, 9, 10)]
+    slices = [{"slice": where, "correct": correct, "total": total} for where, correct, total in entries]
+    write_run(tmp_path / "runs" / "a", task={"name": "mine.py:Mixed"}, evals=[evaluation(2, {}) | {"slices": slices}])
+    accuracies = runs_frame([tmp_path])[0].filter(pl.col("metric").str.starts_with("accuracy"))
+    assert rows(accuracies, "slice", "metric", "value") == [
+        ("all", "accuracy", pytest.approx(12.5)),
+        ("k=1", "accuracy", 15.0),
+        ("k=2", "accuracy", 10.0),
+        ("all", "accuracy of other questions", 90.0),
+    ]
+
+
 def test_curves_have_the_training_loss_as_published_ones(tmp_path):
     depo_run(tmp_path / "a", losses=[(10, 3.5), (20, math.nan), (30, 2.5)])
     along, _ = runs_curves([tmp_path / "a"])

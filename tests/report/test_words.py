@@ -212,6 +212,12 @@ def test_curves_are_one_trace_per_run_and_one_mean(tmp_path):
     assert "mean of 2 runs: 20.0–22.0%\nlearning rate" in mean["hover"][0]
 
 
+def test_answers_without_a_slice_are_all_or_the_others():
+    alone, others = (TaskInfo("mine.py:Own", chance=dict.fromkeys(keys, 0.5)) for keys in (["all"], ["k=1", "all"]))
+    assert [slice_label(task, "all") for task in (alone, others)] == ["all questions", "other questions"]
+    assert slice_label(TaskInfo.of(tasks.get("depo")), "all") == "other questions"
+
+
 WORDS = {
     "chance": {"bits=4": 0.5, "bits=9": "half"},
     "about": "Count <b>the bits</b>.",

@@ -182,3 +182,23 @@ def test_the_headline_of_sentences_is_generation_from_the_start(tmp_path, knows)
     assert [score.slice for score in scores] == [{}, {"from": "start"}, {"from": "cut"}]
     assert [(score.value, score.n) for score in scores[:2]] == [(1.0, 8), (1.0, 8)]
     assert scores[2].value < 1
+
+
+@pytest.mark.parametrize(
+    ("drawn", "names"),
+    [
+        ("['a', Answer('b')]", [("accuracy", {})]),
+        ("['a', Answer('b', k=1)]", [("accuracy", {}), ("accuracy", {"k": 1})]),
+        (
+            "['a', Answer('b', k=1), Answer('b')]",
+            [("accuracy", {}), ("accuracy", {"k": 1}), ("accuracy of other questions", {})],
+        ),
+    ],
+)
+def test_no_two_scores_have_one_name(tmp_path, knows, drawn, names):
+    head = "from canonlm.tasks import Answer, task\n@task(vocab=['a', 'b'], max_len=3, chance=0)\n"
+    (tmp_path / "mine.py").write_text(f"{head}def own(rng, test): return {drawn}")
+    subject = Subject(knows(2, lambda row: np.zeros((len(row), 2))), None, {"source": str(tmp_path)}, trusted=True)
+    settings = PlaygroundSettings(task={"name": f"{tmp_path}/mine.py:own"}, n=8)
+    scores = [score for score in evaluations(subject, settings)[0].scores() if "accuracy" in score.measure]
+    assert [(score.measure, score.slice) for score in scores] == names

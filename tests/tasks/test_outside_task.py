@@ -219,5 +219,6 @@ def test_a_run_carries_its_module_of_a_package(tmp_path, monkeypatch):
         copy = user_code.load(reference)
         assert (copy.file, copy.sha256) == (code / "bare.py", began.sha256)
         assert tasks.get(reference).sample("test", 0, 0).tokens.tolist() == [0, 1, 2]
-    with user_code.of_run(code.parent, {reference}), refused(f"package_of_mine.bare: expected the file ...{began.sha256}"):
+    changed = f"package_of_mine.bare: expected the file ...{began.sha256}"
+    with user_code.of_run(code.parent, {reference}), refused(changed):
         user_code.load(reference)

@@ -107,7 +107,9 @@ def slice_label(task: TaskInfo, key: str) -> str:
     scale = task.words.scales.get(scale_of(key))
     if scale and "=" in key and "," not in key:
         return scale.label(key.partition("=")[2])
-    return "all questions" if key == "all" else key.replace("=", " = ")
+    if key == "all":
+        return "other questions" if task.sliced else "all questions"
+    return key.replace("=", " = ")
 
 
 def scale_words(task: TaskInfo, key: str) -> "Scale":

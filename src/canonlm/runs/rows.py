@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from io import TextIOWrapper
 from pathlib import Path
@@ -92,6 +92,9 @@ class Count:
 
     correct: int
     total: int
+
+    def __add__(self, other: "Count") -> "Count":
+        return Count(self.correct + other.correct, self.total + other.total)
 
     @property
     def accuracy(self) -> float:
@@ -213,7 +216,8 @@ def evaluation(row: Any, step: int | None = None) -> Evaluation:
     more = row.get("measures")
     more = more if isinstance(more, dict) else {}
     measures = {one_line(name): value for name, value in more.items() if name and not is_slice(name)}
-    slices, sets = {}, {}
+    slices: dict[str, Count] = {}
+    sets = {}
     if "sets" in row:
         measures = {"loss": row["loss"], **measures}
         for name, entry in row["sets"].items():
@@ -223,7 +227,8 @@ def evaluation(row: Any, step: int | None = None) -> Evaluation:
     else:
         for entry in row["slices"]:
             if (answers := counted(entry["correct"], entry["total"])).total:
-                slices[one_line(slice_key(entry["slice"]))] = answers
+                key = one_line(slice_key(entry["slice"]))  # of k=1 and k="1"
+                slices[key] = slices.get(key, Count(0, 0)) + answers
         if not slices:
             raise ValueError("no questions")
     return Evaluation(
@@ -244,6 +249,12 @@ def of_set(measure: str, name: str) -> str:
 def slice_key(where: Mapping[str, Any]) -> str:
     """`{"k": 1}` → `k=1`; the key of a slice everywhere in the report and in `task.json`."""
     return ", ".join(f"{key}={value}" for key, value in where.items()) or "all"
+
+
+def accuracy_of(key: str, keys: Collection[str]) -> str:
+    """The name of the accuracy on one of these slices, in tables that have the task's score as the accuracy on `all`:
+    answers without a slice are the others, where some have one."""
+    return "accuracy of other questions" if key == "all" and len(keys) > 1 else "accuracy"
 
 
 def is_slice(key: str) -> bool:

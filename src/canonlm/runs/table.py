@@ -24,7 +24,7 @@ from canonlm.runs.evaluated import Evaluated
 from canonlm.runs.gather import Gathered
 from canonlm.runs.identity import exact, flat
 from canonlm.runs.load import LeftOut, Run, mixes, tokens_of
-from canonlm.runs.rows import DAMAGE, Evaluation, finite, known_count, of_set, one_line, slice_key
+from canonlm.runs.rows import DAMAGE, Evaluation, accuracy_of, finite, known_count, of_set, one_line, slice_key
 from canonlm.runs.seed_statistics import t_factor
 
 SCHEMA = {
@@ -153,12 +153,13 @@ def _of_evaluation(run: Run, row: Evaluation, kind: tuple[str, str]) -> Iterator
     shares = {key: count.accuracy for key, count in row.slices.items()}
     errors = {key: math.sqrt(p * (1 - p) / max(1, row.slices[key].total - 1)) for key, p in shares.items()}
     keys = run.task.headline(row.slices)
-    if keys and "all" not in row.slices:
+    if keys and [*row.slices] != ["all"]:
         mean = sum(shares[key] for key in keys) / len(keys)
         error = math.sqrt(sum(errors[key] ** 2 for key in keys)) / len(keys)
         yield (SHARE, *at, "all", "accuracy", mean, error, None, sum(row.slices[key].total for key in keys))
     for key, count in row.slices.items():
-        yield (SHARE, *at, key, "accuracy", shares[key], errors[key], count.correct, count.total)
+        metric = accuracy_of(key, row.slices)
+        yield (SHARE, *at, key, metric, shares[key], errors[key], count.correct, count.total)
     for name, value in [*row.measures.items(), *((name, None) for name in row.unusable), ("loss", row.loss)]:
         yield ("", *at, "all", name, value, None, None, None)
 

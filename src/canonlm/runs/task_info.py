@@ -55,6 +55,13 @@ class TaskInfo:
     def score(self) -> "Score":
         return self.words.score
 
+    @property
+    def sliced(self) -> bool:
+        """Whether answers have slices; those without one are then the others, not all."""
+        own = self.own
+        keys = self.chance if own is None or isinstance(own, Words) else map(slice_key, own.slices())
+        return any(key != "all" for key in keys)
+
     def headline(self, slices: Iterable[str]) -> list[str]:
         """The slices whose mean accuracy stands for the task: the one that it names, or all of the primary scale."""
         one = self.score.slice

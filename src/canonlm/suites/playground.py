@@ -21,7 +21,7 @@ from canonlm.core.user_folders import expanded
 from canonlm.data.windows import WindowStream
 from canonlm.models.build import wrap
 from canonlm.runs.identity import exact
-from canonlm.runs.rows import slice_key
+from canonlm.runs.rows import accuracy_of, slice_key
 from canonlm.suites.load_model import Subject
 from canonlm.suites.questions import Score, not_finite, share_right
 from canonlm.suites.settings import PlaygroundSettings
@@ -121,9 +121,9 @@ def _scores_of(
     if not any(row["total"] for row in results["slices"]) and not results.get("measures"):
         seq_len = evaluation.stream.seq_len  # type: ignore[attr-defined]  # only windows may have no complete answer
         raise expected("lengths", "longer ones: no answer is complete beyond the training length", f"{seq_len} tokens")
-    each = [
-        share_right("accuracy", row["correct"], row["total"], row["slice"]) for row in results["slices"] if row["total"]
-    ]
+    counted = [(slice_key(row["slice"]), row) for row in results["slices"] if row["total"]]
+    keys = {key for key, _ in counted}
+    each = [share_right(accuracy_of(key, keys), row["correct"], row["total"], row["slice"]) for key, row in counted]
     primary = [score for score in each if score.slice.keys() == each[0].slice.keys()]
     primary = [score for score in primary if slice_key(score.slice) == headline or not headline]
     main = []
@@ -131,6 +131,7 @@ def _scores_of(
         value = sum(score.value for score in primary) / len(primary)
         error = math.sqrt(sum((score.stderr or 0) ** 2 for score in primary)) / len(primary)
         main = [Score("accuracy", value, error, sum(score.n or 0 for score in primary))]
+        each = each if keys != {"all"} else []
     measures = [
         Score(name, float(value), None, None, share=False) for name, value in results.get("measures", {}).items()
     ]
