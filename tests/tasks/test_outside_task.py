@@ -1,7 +1,10 @@
 """Tasks from users' files: the one in the docs trains; mistakes are one line."""
 
 import json
+import pickle
 import re
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -20,6 +23,9 @@ from canonlm.train.load_config import merge
 PAGE = Path(__file__).parents[2] / "docs" / "add-a-task.md"
 (MINE,) = [
     block for block in re.findall(r"```py\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S) if "class Parity" in block
+]
+(FUNCTION,) = [
+    block for block in re.findall(r"```py\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S) if "@task(" in block
 ]
 HEAD = "from canonlm.tasks import Instance, Query, Task, Vocab\n"
 BARE = (
@@ -137,6 +143,37 @@ def test_files_with_one_name_do_not_interfere(tmp_path, mine):
     changed = user_code.load("mine.py:Parity")
     assert changed.sha256 != first.sha256
     assert (tasks.get("mine.py:Parity").spec.bits, first.object.Spec().bits) == (17, 16)
+
+
+def test_another_process_runs_the_file_again(mine):
+    """As the workers of a loader do under "spawn". The class `Own` has the settings of its base."""
+    mine.write_text(MINE + "class Own(Parity): pass\n" + FUNCTION)
+    made = [tasks.get(f"mine.py:{name}", bits=9) for name in ("Parity", "Own", "parity")]
+    expected = [task.windows("test", 0, 0, 2, seq_len=40).input_ids.tolist() for task in made]
+    code = "import pickle, sys\nfor task in pickle.load(sys.stdin.buffer):"
+    code += "\n  print(task.name, task.spec.bits, task.windows('test', 0, 0, 2, seq_len=40).input_ids.tolist())"
+    pickled = pickle.dumps(made)
+    again = subprocess.run([sys.executable, "-c", code], input=pickled, capture_output=True, check=True)
+    assert again.stdout.decode().splitlines() == [
+        f"{task.name} 9 {ids}" for task, ids in zip(made, expected, strict=True)
+    ]
+    mine.write_text(f"{mine.read_text()}\n")
+    changed = subprocess.run([sys.executable, "-c", code], input=pickled, capture_output=True)
+    assert b"expected the file that the other process has run, unchanged" in changed.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", ["depo", "lano"])
+def test_a_built_in_task_is_not_replaced(mine, monkeypatch, name):
+    monkeypatch.setattr(tasks.base, "_TASKS", {**tasks.base._TASKS})
+    mine.write_text(f"from canonlm.tasks import Task, register\n@register('{name}')\nclass Own(Task): pass")
+    with refused(f'mine.py, line 2: ...register: expected a name that no built-in task has, got "{name}"'):
+        tasks.get("mine.py:Own")
+    assert tasks.find(name).__module__.startswith("canonlm.tasks.")
+    mine.write_text(mine.read_text().replace(name, "own"))
+    for _ in range(2):
+        assert tasks.get("mine.py:Own").name == "mine.py:Own"
+        assert tasks.find("own").__module__ == type(tasks.get("mine.py:Own")).__module__
+        mine.write_text(f"{mine.read_text()}\n")
 
 
 def test_a_task_of_an_installed_package():

@@ -25,6 +25,7 @@ LIBRARIES = ("hf", "fla")
 """Before a colon, these names stand for models of a library (`canonlm.models.build`)."""
 
 _REFERENCE = re.compile(r"([^{}+]*?\.py|[A-Za-z_][\w.]*):([A-Za-z_]\w*)")
+_PREFIX = "canonlm_outside_"
 Trust = bool | Collection[str]
 """The references in a file that may be loaded: all, none, or these."""
 
@@ -105,6 +106,19 @@ def load(reference: str) -> Outside:
     return Outside(getattr(module, name), file, hashlib.sha256(source).hexdigest(), name)
 
 
+def file_of(cls: type) -> Path | None:
+    """The user's file that defines a class; None for classes of modules that Python can import."""
+    module = sys.modules.get(cls.__module__)
+    return Path(str(module.__file__)) if module and cls.__module__.startswith(_PREFIX) else None
+
+
+def rerun(file: str, module: str) -> ModuleType:
+    """The module of a user's file that another process has run. ValueError if the file has changed."""
+    if module not in sys.modules and _run(file, Path(file), _read(file, Path(file))).__name__ != module:
+        raise expected(file, "the file that the other process has run, unchanged", module)
+    return sys.modules[module]
+
+
 def _file(reference: str, place: str, yours: Path) -> Path:
     scope = _SCOPE.get()
     recorded = _recorded(scope.run).get(reference) if scope is not None and scope.run is not None else None
@@ -139,7 +153,7 @@ def _read(place: str, file: Path) -> bytes:
 
 def _run(place: str, file: Path, source: bytes) -> ModuleType:
     key = hashlib.sha256(str(file).encode() + b"\0" + source).hexdigest()
-    name = f"canonlm_outside_{key[:16]}.{file.stem}"
+    name = f"{_PREFIX}{key[:16]}_{file.stem}"  # without a dot: pickle would import what is before it
     if name in sys.modules:
         return sys.modules[name]
     module = ModuleType(name)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from random import Random
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -66,7 +67,9 @@ class Task:
         super().__init_subclass__(**options)
         cls.name = cls.__name__
         if "Spec" not in vars(cls):  # a class per task, since errors begin with the task's name
-            cls.Spec = type("Spec", (cls.Spec,), {"__module__": cls.__module__})
+            cls.Spec = type(
+                "Spec", (cls.Spec,), {"__module__": cls.__module__, "__qualname__": f"{cls.__qualname__}.Spec"}
+            )
         cls.Spec.task = cls.__name__
 
     def __init__(self, spec: Any) -> None:
@@ -150,7 +153,8 @@ class Task:
         """Windows 0 … count - 1 as a map-style torch dataset: the windows that a canonlm run reads.
 
         An item is a dict of int64 tensors [seq_len]: `input_ids`, `labels`, and with isolate_documents `position_ids`.
-        It depends on (split, seed, index) alone, so any order, any number of workers and resuming anywhere are fine.
+        It depends on (split, seed, index) alone, so any order, any number of workers and resuming anywhere are fine. A
+        worker that is a new process ("spawn") runs the file of a task from outside again.
 
         shifted: False: labels[t] is input_ids[t], or -100 outside the loss; models of transformers shift the labels.
             True: labels[t] is the target of position t, for `cross_entropy(logits[t], labels[t])`.
@@ -284,6 +288,13 @@ class Task:
             raise expected("loss_on", '"answer" or "all"', chosen)
         return chosen
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A class from a user's file cannot be imported: another process runs the unchanged file again."""
+        cls = type(self)
+        if (file := user_code.file_of(cls)) is None:
+            return super().__reduce_ex__(protocol)
+        return _blank, (str(file), cls.__module__, cls.__qualname__), vars(self)
+
     def __repr__(self) -> str:
         return f"{self.name}({', '.join(f'{key}={_brief(value)}' for key, value in self.spec.model_dump().items())})"
 
@@ -335,9 +346,13 @@ T = TypeVar("T", bound=type[Task])
 
 
 def register(name: str) -> Callable[[T], T]:
-    """Class decorator that registers a task under the name that `get` takes."""
+    """Class decorator that registers a task under the name that `get` takes. ValueError for the name of a built-in
+    task."""
 
     def add(cls: T) -> T:
+        module = registered(name).__module__
+        if module not in (Task.__module__, cls.__module__) and module.startswith(f"{__package__}."):
+            raise expected("register", "a name that no built-in task has", name)
         cls.name = cls.Spec.task = name
         _TASKS[name] = cls
         return cls
@@ -378,3 +393,8 @@ def get(name: str, *, difficulty: str | None = None, **spec: Any) -> Task:
     task = cls(cls.Spec(**{**named, **spec}))
     task.name = name
     return task
+
+
+def _blank(file: str, module: str, name: str) -> Task:
+    cls = attrgetter(name)(user_code.rerun(file, module))
+    return cls.__new__(cls)
