@@ -14,10 +14,12 @@ from contextlib import suppress
 import pytest
 from filelock import FileLock
 
+from canonlm.cli import main
 from canonlm.launch import queue
 from canonlm.launch.grid import PlannedRun
 from canonlm.runs.leases import Lease, Leases
 from canonlm.train.checkpoint import Checkpoints
+from canonlm.train.load_config import create_folder
 from canonlm.train.loop import train
 from canonlm.train.signals import Superseded
 
@@ -314,6 +316,31 @@ def test_two_runs_of_one_name(play, tmp_path):
 
 
 # -- with real trainings ----------------------------------------------------------------------------------------------
+
+
+def test_a_run_whose_folder_is_taken_after_the_claim_is_waited_for(tiny, tmp_path, monkeypatch):
+    """Of two commands that start at once, both find the folder free: a process takes it seconds later."""
+    run, events = PlannedRun("a", tmp_path / "a", tiny(train={"steps": 2})), []
+    other = FileLock(run.folder / ".lock")
+
+    class InThisProcess:
+        def __init__(self, run, slot, devices, environment):
+            create_folder(run.folder, run.config)
+            if not events:
+                other.acquire()
+            monkeypatch.setenv("CANONLM_LEASE", environment["CANONLM_LEASE"])
+            self.code = main(["train", str(run.folder / "config.yaml"), "--trust", "--out", str(run.folder)])
+
+        def poll(self):
+            return self.code
+
+    def on_poll():
+        if len(events) == 2:
+            other.release()
+
+    options = {"devices": (), "start": InThisProcess, "on_poll": on_poll, "on_event": lambda e: events.append(e.kind)}
+    assert queue.work(tmp_path, lambda: [run], **options, tries=1).finished == ["a"]  # `canonlm play`: one try
+    assert events == ["started", "again", "started", "finished"]
 
 
 @pytest.mark.slow

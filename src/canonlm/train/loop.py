@@ -118,6 +118,8 @@ def _locked(folder: Path, config: RunConfig, world: World):
                 try:
                     held.acquire()
                 except Timeout:
+                    if leases.Lease.of_environment() is not None:  # its worker waits, then tries again
+                        raise Superseded("stopped before it began: another process is training in its folder") from None
                     raise expected("--out", "a folder that no other process is training in", str(folder)) from None
                 texts = data.check_unchanged(config, folder)
                 is_new = not (folder / "config.yaml").exists()

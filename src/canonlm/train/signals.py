@@ -40,7 +40,8 @@ class Interrupted(Exception):
 
 
 class Superseded(Interrupted):
-    """Another worker has taken the run over (`canonlm.runs.leases`): this process writes nothing more."""
+    """Another worker has taken the run over (`canonlm.runs.leases`), or another process trains in the folder of this
+    worker's run: this process writes nothing more."""
 
 
 @contextmanager
