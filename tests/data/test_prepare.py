@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import random
 import re
+import resource
 import signal
 import sys
 import sysconfig
@@ -576,6 +577,35 @@ def test_options_of_an_executor():
     ):
         with pytest.raises(ValueError, match=message):
             executors.checked(kind, options)
+
+
+def test_a_full_disk_keeps_no_unfinished_shards(tmp_path, monkeypatch):
+    """A limit for the size of files stands in for the disk: closing a shard fails, too, as it writes the rest."""
+    monkeypatch.setattr(pipeline, "BATCH", 1_000)
+    (tmp_path / "a.jsonl").write_bytes(jsonl(texts(3_000)))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, limits[1]))
+    try:
+        with pytest.raises(ValueError, match=r"^OUT: expected a folder that can be written \(File too large\)"):
+            run(tmp_path / "out", tmp_path / "a.jsonl")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["tokenizer.json", "work"]
+    run(tmp_path / "out", tmp_path / "a.jsonl")
+    assert documents(tmp_path / "out", "train") == texts(3_000)
+
+
+def test_leftovers_are_removed_before_the_first_write(tmp_path, monkeypatch):
+    """A killed command may have filled the disk with them."""
+    (tmp_path / "a.jsonl").write_bytes(jsonl(texts(5)) + b"{}\n")
+    with pytest.raises(ValueError, match="1 bad lines"):
+        run(tmp_path / "out", tmp_path / "a.jsonl")
+    leftover = tmp_path / "out" / ".train-00000.ds.tmp-1"
+    leftover.touch()
+    write_text, kept = preparing.write_text, []
+    monkeypatch.setattr(preparing, "write_text", lambda *to: (kept.append(leftover.exists()), write_text(*to)))
+    run(tmp_path / "out", tmp_path / "a.jsonl", max_bad=1)
+    assert set(kept) == {False}
 
 
 def test_two_commands_at_the_same_time(tmp_path, monkeypatch):

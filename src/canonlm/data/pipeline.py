@@ -14,6 +14,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from io import TextIOWrapper
@@ -203,7 +204,8 @@ class _OpenShard:
 
     def remove_temporary(self) -> None:
         """Remove temporary files after a failure; those that `close` has renamed stay."""
-        self.file.tokens_file.close()
+        with suppress(OSError):  # it writes what is left, which a full disk refuses again
+            self.file.tokens_file.close()
         for temporary, _ in self._files():
             temporary.unlink(missing_ok=True)
 

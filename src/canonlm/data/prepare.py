@@ -124,20 +124,22 @@ def prepare(
             existing = index.read(out)
             _compare(plan, existing, f"as in {out} (choose another folder)")
             _name_newer(files, out / index.NAME, f"{out}; if its text has changed, choose another folder")
+            remove_leftovers(out)
             if executor != "slurm":  # its logs are in `work`
-                remove_leftovers(out)
                 shutil.rmtree(places.work, ignore_errors=True)
             return existing
         if not (places.work / index.NAME).exists():
             check_key(files, text_key, max_bad)
-        _begin(places, plan, saved, files)
+        _begin(places, plan, files)
         place = out.absolute()  # datatrove's file systems resolve a relative path only once
         reader = Reader(place, files, text_key, max_bad)
         writer = Writer(place, files, plan.dtype, plan.bos_id, plan.eos_id, validation, seed)
         with lock(places.work / ".lock", timeout=0), _reporting(places, total(files), on_progress):
             is_finished = (out / index.NAME).exists()  # by another process, since it was checked
             if executor == "local":
-                remove_leftovers(out)
+                remove_leftovers(out)  # before the first write, as they may have filled the disk
+            if not is_finished:
+                write_text(places.tokenizer, saved)  # again, as it may have been changed
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
             max_workers = workers or (cores if executor == "local" else -1)
             steps, last = [reader, writer], Finish(place, max_bad)
@@ -166,7 +168,7 @@ def default_tasks(inputs: Sequence[Input]) -> int:
     return max(1, min(pieces, -(-total(inputs) // TASK_SIZE), MAX_DEFAULT_TASKS))
 
 
-def _begin(places: Places, plan: Index, tokenizer: str, inputs: Sequence[Input]) -> None:
+def _begin(places: Places, plan: Index, inputs: Sequence[Input]) -> None:
     """Make the folder, or check that it was begun with the same plan. `work` has the plan, an index without shards."""
     make_folder(places.out, "work")
     refuse_links(places.work)
@@ -174,13 +176,11 @@ def _begin(places: Places, plan: Index, tokenizer: str, inputs: Sequence[Input])
         _compare(plan, index.read(places.work), f"as in the half-done {places.out} (or remove it)")
         than = f"the half-done {places.out}; if its text has changed, remove that folder"
         _name_newer(inputs, places.work / index.NAME, than)
-        write_text(places.tokenizer, tokenizer)  # it may have been changed
         return
     if places.out.exists() and any(path.name not in ("work", "tokenizer.json") for path in places.out.iterdir()):
         raise expected("OUT", "a folder that does not exist yet", str(places.out))
     for kind in ("bad", "done", "progress"):
         make_folder(places.work, kind)
-    write_text(places.tokenizer, tokenizer)
     index.write(places.work, plan)
 
 
@@ -242,6 +242,7 @@ def finish(out: Path, max_bad: int) -> Index:
         raise expected("--input", "at least one document", ", ".join(plan.command["input"]))
     described = replace(plan, splits=splits, bad_lines=bad_lines)
     index.write(out, described)
+    remove_leftovers(out)
     return described
 
 
