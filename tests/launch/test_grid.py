@@ -255,10 +255,12 @@ def spans(runs):
 
 @pytest.mark.every(2)
 @pytest.mark.parametrize("jobs", [1, 2, 3])
-def test_jobs_run_at_a_time(grid, jobs):
+def test_jobs_run_at_a_time(grid, jobs, tmp_path):
+    hidden = []  # beside the runs: another command's report would name it as no run
     runs = grid({f"run{i}": {"seconds": 0.05, "beside": jobs} for i in range(jobs + 2)})  # each waits for that many
-    done = run_grid(runs, jobs, lambda grid: None)
+    done = run_grid(runs, jobs, lambda grid: hidden.extend(tmp_path.glob(".*")))
     assert [progress.state for progress in done] == ["finished"] * len(runs)
+    assert hidden == []
     assert spans(runs) == jobs
     assert json.loads((runs[0].folder / "env").read_text())[0] == "1"
 

@@ -83,7 +83,7 @@ def run_grid(runs: Sequence[PlannedRun], jobs: int, show: Callable[[list[Progres
         if any(changed):
             show(shown)
 
-    with temporary_folder(runs[0].folder.with_name("leases")) as leases:  # no other worker may join
+    with temporary_folder(runs[0].folder.parents[1] / "leases") as leases:  # no other worker may join
         queue.work(leases, lambda: runs, jobs=jobs, on_event=on_event, on_poll=on_poll, tries=1)
     on_poll()
     return shown
