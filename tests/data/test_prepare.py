@@ -546,7 +546,7 @@ def test_on_slurm_it_is_the_same_command(tmp_path, monkeypatch):
         (tools / name).write_text(script)
         (tools / name).chmod(0o755)
     (tmp_path / "jobs").mkdir()
-    monkeypatch.setenv("PATH", f"{tools}:{Path(sys.executable).parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")  # as after `.venv/bin/canonlm`: without datatrove's programs
     monkeypatch.setenv("SLURM_IMITATION", str(tmp_path / "jobs"))
     (tmp_path / "a.jsonl").write_bytes(jsonl(texts(100)))
     run(tmp_path / "here", tmp_path / "a.jsonl", tasks=2)
@@ -555,14 +555,15 @@ def test_on_slurm_it_is_the_same_command(tmp_path, monkeypatch):
     described = index.read(tmp_path / "out")
     assert index.check(tmp_path / "out") == index.read(tmp_path / "here") == described
     script = (tmp_path / "jobs" / "0.sh").read_text()
+    assert len(list((tmp_path / "jobs").iterdir())) == 2
     assert {"#SBATCH --partition=cpu", "#SBATCH --time=1:00:00", "#SBATCH --array=0-1"} <= set(script.splitlines())
     assert run(tmp_path / "out", tmp_path / "a.jsonl", **slurm) == described
 
 
-def test_options_of_an_executor():
+def test_options_of_an_executor(tmp_path):
     given = {"partition": "cpu", "time": "4:00:00", "mem_per_cpu_gb": "4", "sbatch_args": "{account: me}"}
     typed = {"partition": "cpu", "time": "4:00:00", "mem_per_cpu_gb": 4, "sbatch_args": {"account": "me"}}
-    assert executors.checked("slurm", given) == typed
+    assert executors.checked("slurm", given, tmp_path / "é-1.0") == typed
     for kind, options, message in (
         ("slurm", {"partition": "cpu"}, "time: missing; --executor slurm needs time="),
         ("slurm", given | {"mem": "4"}, 'unknown option of --executor slurm "mem"'),
@@ -576,7 +577,16 @@ def test_options_of_an_executor():
         ("local", {"partition": "cpu"}, 'partition: expected no options for --executor local, got "cpu"'),
     ):
         with pytest.raises(ValueError, match=message):
-            executors.checked(kind, options)
+            executors.checked(kind, options, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a b", "80%a", "a\\b", "it's", "$HOME", "a;b", "a*", "a\nb"])
+def test_a_folder_that_a_script_for_slurm_cannot_name(name, tmp_path):
+    (tmp_path / "a.txt").write_text("words")
+    options = {"executor": "slurm", "options": {"partition": "cpu", "time": "5"}}
+    with pytest.raises(ValueError, match="^OUT: expected a path of letters, digits and /._- for --executor slurm, got"):
+        run(tmp_path / name, tmp_path / "a.txt", **options)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
 
 def test_a_full_disk_keeps_no_unfinished_shards(tmp_path, monkeypatch):

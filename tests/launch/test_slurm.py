@@ -286,9 +286,10 @@ def test_a_refusal_by_sbatch_leaves_nothing(config, tmp_path, sbatch, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_folder_whose_name_slurm_would_change(config, tmp_path):
-    jobs = training(config, tmp_path / "80%a", parse(["time=5", "tasks=2"]), None)
-    with pytest.raises(ValueError, match=r"--out: expected a folder without % in its path, .*80%a"):
+@pytest.mark.parametrize("name", ["80%a", "a\\b"])  # SLURM fills in no %j in a path with a backslash
+def test_a_folder_whose_name_slurm_would_change(config, tmp_path, name):
+    jobs = training(config, tmp_path / name, parse(["time=5", "tasks=2"]), None)
+    with pytest.raises(ValueError, match=rf"--out: expected a folder without % and \\ in its path, .*{re.escape(name)}"):
         _ = jobs.script
 
 

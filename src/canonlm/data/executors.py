@@ -3,8 +3,10 @@
 import inspect
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -50,18 +52,22 @@ def execute(
         RayPipelineExecutor(steps, tasks, workers, logging_dir=str(folder), **options).run()
     else:
         options = {"job_name": "canonlm-data", "qos": None, **options}
-        slurm = SlurmPipelineExecutor(steps, tasks, workers=workers, logging_dir=str(folder), **options)
+        slurm = Slurm(steps, tasks, workers=workers, logging_dir=str(folder), **options)
         # The last job runs even if tasks failed: it reports that in one line.
         end = {**options, "job_name": f"{options['job_name']}-index", "run_on_dependency_fail": True}
+        # Jobs inherit PATH, and datatrove calls its programs, which lie beside this Python, by name.
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
         try:
-            SlurmPipelineExecutor([last], 1, depends=slurm, logging_dir=str(folder / "index"), **end).run()
+            with _variable("PATH", path):
+                Slurm([last], 1, depends=slurm, logging_dir=str(folder / "index"), **end).run()
         except (subprocess.CalledProcessError, FileNotFoundError) as error:
             raise expected("--executor", f"a cluster whose sbatch accepts the job ({error})", kind) from None
     return kind != "slurm"
 
 
-def checked(kind: str, options: Mapping[str, str]) -> dict[str, Any]:
-    """Options of an executor, converted from text to their types. ValueError: an unknown or a missing option."""
+def checked(kind: str, options: Mapping[str, str], out: Path) -> dict[str, Any]:
+    """Options of an executor, converted from text to their types. ValueError: an unknown or a missing option, or a
+    folder `out` that the executor cannot name."""
     if kind not in _EXECUTORS:
         raise unknown("executor", kind, _EXECUTORS)
     if kind == "ray":
@@ -73,6 +79,9 @@ def checked(kind: str, options: Mapping[str, str]) -> dict[str, Any]:
             raise expected(name, f"no options for --executor {kind}", options[name])
         if name not in known:
             raise unknown(f"option of --executor {kind}", name, known, "options")
+    # datatrove writes it into a script for the shell without quotes, and SLURM fills in names with % or \.
+    if kind == "slurm" and not re.fullmatch(r"[\w/.,:=@+~^\x80-\U0010ffff-]+", path := str(out.absolute())):
+        raise expected("OUT", "a path of letters, digits and /._- for --executor slurm", path)
     for name, parameter in known.items():
         if parameter.default is inspect.Parameter.empty and name not in options:
             raise ValueError(f"{name}: missing; --executor {kind} needs {name}=…")
@@ -110,7 +119,8 @@ class Local(LocalPipelineExecutor):
     def run(self) -> None:
         ranks = self.get_incomplete_ranks()
         in_this_process = min(self.workers, len(ranks)) <= 1
-        with _threads(in_this_process and self.workers > 1):
+        # The tokenizers library reads from the environment whether it may use several threads.
+        with _variable("TOKENIZERS_PARALLELISM", "true" if in_this_process and self.workers > 1 else "false"):
             if in_this_process:
                 for rank in ranks:
                     self.run_task(rank)
@@ -157,20 +167,28 @@ def _end_with_parent() -> None:
 
 
 @contextmanager
-def _threads(many: bool) -> Iterator[None]:
-    """Sets whether the tokenizer may use several threads: the library reads that from the environment."""
-    before = os.environ.get("TOKENIZERS_PARALLELISM")
-    os.environ["TOKENIZERS_PARALLELISM"] = "true" if many else "false"
+def _variable(name: str, value: str) -> Iterator[None]:
+    """Sets a variable of the environment."""
+    before = os.environ.get(name)
+    os.environ[name] = value
     try:
         yield
     finally:
-        del os.environ["TOKENIZERS_PARALLELISM"]
+        del os.environ[name]
         if before is not None:
-            os.environ["TOKENIZERS_PARALLELISM"] = before
+            os.environ[name] = before
+
+
+class Slurm(SlurmPipelineExecutor):
+    """datatrove's jobs, without the one that adds up statistics: nobody reads them, and after a failed task it would
+    wait forever."""
+
+    def launch_merge_stats(self) -> None:
+        pass
 
 
 _EXECUTORS: dict[str, type[PipelineExecutor]] = {
     "local": Local,
-    "slurm": SlurmPipelineExecutor,
+    "slurm": Slurm,
     "ray": RayPipelineExecutor,
 }

@@ -86,7 +86,7 @@ def prepare(
     Returns the index, or None after submitting to SLURM. ValueError: a wrong setting, other settings than those of a
     half-done `out`, damaged input, or more than `max_bad` bad lines, which are listed in `out`/bad-lines.jsonl.
     """
-    checked_options = checked(executor, options or {})
+    checked_options = checked(executor, options or {}, out)
     check_count("--seed", seed)
     check_count("--max-bad", max_bad)
     if not 0 <= validation < 1:

@@ -140,8 +140,8 @@ class Jobs:
     def _executor(self, folder: Path) -> SlurmExecutor:
         """The executor that writes the script of a launch."""
         check_printable("--out", str(folder))
-        if "%" in str(folder):
-            raise expected("--out", "a folder without % in its path, as SLURM fills in such names", str(folder))
+        if re.search(r"[%\\]", str(folder)):
+            raise expected("--out", r"a folder without % and \ in its path, as SLURM fills in such names", str(folder))
         settings, cpus = self.settings, self.settings.get("cpus_per_task", self.cpus)
         paths = {"checkpoints": self.run.absolute() / "checkpoints", "reported": folder / REPORTED}
         paths |= {"counted": folder / "restarts.txt"}
