@@ -287,10 +287,13 @@ def test_a_refusal_by_sbatch_leaves_nothing(config, tmp_path, sbatch, capfd):
 
 
 @pytest.mark.parametrize("name", ["80%a", "a\\b"])  # SLURM fills in no %j in a path with a backslash
-def test_a_folder_whose_name_slurm_would_change(config, tmp_path, name):
+def test_a_folder_whose_name_slurm_would_change(config, tmp_path, name, sbatch):
+    sbatch("Submitted batch job 12")
     jobs = training(config, tmp_path / name, parse(["time=5", "tasks=2"]), None)
-    with pytest.raises(ValueError, match=rf"--out: expected a folder without % and \\ in its path, .*{re.escape(name)}"):
-        _ = jobs.script
+    for ask in (lambda: jobs.script, jobs.submit):
+        with pytest.raises(ValueError, match=rf"--out: expected a folder without % and \\ in its .*{re.escape(name)}"):
+            ask()
+    assert not (tmp_path / name).exists()
 
 
 def test_without_slurm(config, tmp_path, monkeypatch):

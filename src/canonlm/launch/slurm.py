@@ -121,6 +121,7 @@ class Jobs:
         if shutil.which("sbatch") is None:
             raise ValueError("--slurm needs the command sbatch, which this machine does not have")
         folder, package = _next_launch(self.run), Path(canonlm.__file__).parent
+        submitter = self._executor(folder)
         with writing("--out", self.run):
             make_folder(folder.parents[1], folder.parent.name)
             folder.mkdir()
@@ -129,7 +130,6 @@ class Jobs:
             shutil.copytree(package, folder / "code" / "canonlm", ignore=shutil.ignore_patterns("__pycache__"))
         try:
             with redirect_stderr(io.StringIO()):  # submitit prints the error before it raises it
-                submitter = self._executor(folder)
                 with submitter.batch() if self.count > 1 else nullcontext():
                     jobs = [submitter.submit(*self.call(folder)) for _ in range(self.count)]
         except (FailedJobError, FailedSubmissionError) as error:
