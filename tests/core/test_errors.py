@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from canonlm.core.errors import InvalidSetting, expected, refused, unknown
+from canonlm.core.errors import InvalidSetting, about, expected, refused, unknown
 
 
 def test_unknown():
@@ -31,6 +31,19 @@ def test_expected():
     assert str(error) == 'train.optim.lr: expected a number > 0, got "3e-3x"'
     assert str(expected("N", "an integer", 3.5)) == "N: expected an integer, got 3.5"
     assert str(expected("N", "an integer", None)) == "N: expected an integer, got None"
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (PermissionError(13, "Permission denied", "run/.lock"), "run/.lock: Permission denied"),
+        (OSError(28, "No space left on device"), "run: No space left on device"),
+        (FileNotFoundError(2, "No such file or directory"), "the current folder: No such file or directory"),
+        (OSError("a library's own"), "a library's own"),
+    ],
+)
+def test_errors_of_the_system(error, message):
+    assert about(error, "run") == message
 
 
 class Wheel(BaseModel):

@@ -253,6 +253,18 @@ def test_a_run_that_another_process_trains_is_waited_for(play, tmp_path):
     assert [len(slots) for slots in polls[:4]] == [0, 1, 1, 1]
 
 
+def test_a_current_folder_that_is_gone_is_named(tmp_path, monkeypatch):
+    def start(*_):
+        os.getcwd()  # as it is told to the run's process
+
+    run = PlannedRun("a", tmp_path / "runs" / "a", None)
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    summary = queue.work(tmp_path, lambda: [run], devices=(), start=start, tries=1)
+    assert summary.failed == {"a": "the current folder: No such file or directory"}
+
+
 def test_a_killed_run_resumes_unless_it_makes_no_progress(play):
     assert play({"a": [-9, 130, -9, -15, -9, 0]}, saves=True).failed == {}
     assert play.events.count("again a") == 5

@@ -225,6 +225,11 @@ def test_a_file_system_without_hard_links(tmp_path, clock, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_that_cannot_be_written(tmp_path, clock):
+    with pytest.raises(ValueError, match=r"^leases: expected a folder that can be written \(No such file .*got .*/no\"$"):
+        claims(tmp_path / "no", clock).claim("run")
+
+
 def test_names_with_dots_and_damaged_leases(tmp_path, clock):
     mine, other = claims(tmp_path, clock), claims(tmp_path, clock)
     (tmp_path / "a-lr0.1.7.json").write_text("")  # as a crash of its machine may leave it

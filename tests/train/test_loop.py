@@ -1,6 +1,8 @@
 """The results of a run: the same every time, loadable, and never a checkpoint of NaNs."""
 
+import errno
 import json
+import re
 import subprocess
 import sys
 
@@ -10,6 +12,7 @@ import torch
 from canonlm.cli import main
 from canonlm.runs.folder import checkpoint_steps
 from canonlm.runs.rows import evaluation
+from canonlm.train import loop
 from canonlm.train.build import build_model
 from canonlm.train.checkpoint import load_model
 from canonlm.train.config import resolve
@@ -155,6 +158,24 @@ def test_a_second_process_in_the_folder_is_refused(tiny, tmp_path, capsys):
     expected = f'canonlm: --out: expected a folder that no other process is training in, got "{out}"\n'
     assert capsys.readouterr().err == expected
     assert main(["train", str(path), "--out", str(out)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "name", "message"),
+    [
+        (PermissionError, "run/.lock", '--out: expected a folder that can be read and written ({}: reason), got "'),
+        (OSError, "run/checkpoints", "{}: reason; run it again to continue"),
+        (PermissionError, "text.ds", "{}: reason"),
+    ],
+)
+def test_run_it_again_is_said_where_that_may_help(tiny, tmp_path, monkeypatch, error, name, message):
+    def fail(*_):
+        raise error(errno.EACCES if error is PermissionError else errno.ENOSPC, "reason", str(tmp_path / name))
+
+    monkeypatch.setattr(loop, "create_folder", fail)
+    with pytest.raises(ValueError, match=f"^{re.escape(message.format(tmp_path / name))}") as caught:
+        train(tiny(), tmp_path / "run")
+    assert str(caught.value).endswith("again to continue") == (error is OSError)
 
 
 def test_a_run_that_cannot_start_leaves_no_folder(tiny, tmp_path):

@@ -116,8 +116,7 @@ def main(args: Sequence[str] | None = None) -> int:
         drop(1)
         return 1  # as click does while a command runs
     except OSError as error:  # a folder without permission, a disk that goes away
-        name = error.filename or "a file could not be read or written"
-        return _say(f"{name}: {error.strerror}" if error.strerror else str(error), 2)
+        return _say(later.errors.about(error), 2)
     except MemoryError:
         return _say("this machine does not have enough memory for this", 2)
     except ModuleNotFoundError as error:

@@ -101,6 +101,13 @@ def expected(key: str, what: str, value: object) -> InvalidSetting:
     return InvalidSetting(key, f"{brief(key)}: expected {what}, got {shown(value)}")
 
 
+def about(error: OSError, place: str | Path = "a file could not be read or written") -> str:
+    """`FILE: Permission denied`. `place`: for an error that names no file, as of a full disk."""
+    if error.filename is None and isinstance(error, FileNotFoundError):
+        place = "the current folder"  # it has been removed
+    return f"{error.filename or place}: {error.strerror}" if error.strerror else str(error)
+
+
 @contextmanager
 def writing(key: str, place: str | Path, kind: str = "folder") -> Iterator[None]:
     """An OSError within this context is raised as: `--out: expected a folder that can be written (…), got "…"`"""

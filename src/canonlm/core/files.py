@@ -114,7 +114,7 @@ def complete_file(path: Path) -> Iterator[BinaryIO]:
     """A new file to be written, which replaces `path` at the end, on disk. After an error there is none."""
     temporary, descriptor = _begin(path, is_folder=False)
     try:
-        with open(descriptor, "wb") as file:
+        with _naming(path, temporary), open(descriptor, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -142,7 +142,8 @@ def temporary_folder(path: Path) -> Iterator[Path]:
     """A new folder beside `path`, for a folder or a file that will be renamed to it; removed at the end."""
     temporary, descriptor = _begin(path, is_folder=True)
     try:
-        yield temporary
+        with _naming(path, temporary):
+            yield temporary
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         os.close(descriptor)
@@ -205,7 +206,8 @@ def temporary_name(path: Path) -> Path:
 def time_in(folder: Path) -> float:
     """Seconds since 1970 by the clock of the folder's file system, from a new file, which is removed. The change makes
     a file system that caches missing files (NFS) look again."""
-    temporary, descriptor = _begin(folder / "clock", is_folder=False)
+    with _naming(folder, folder / "clock"):
+        temporary, descriptor = _begin(folder / "clock", is_folder=False)
     try:
         return os.fstat(descriptor).st_mtime
     finally:
@@ -217,14 +219,16 @@ def put_in_place(temporary: Path, path: Path) -> None:
     """Rename a folder, whose files are flushed to disk, to `path`; a folder of that name is replaced."""
     if os.path.lexists(path):
         remove_folder(path)
-    temporary.replace(path)
+    with _naming(path, temporary):
+        temporary.replace(path)
 
 
 def remove_folder(path: Path) -> None:
     """Remove a folder; if the process is killed, the folder is complete or absent. Of a link, only the link."""
     temporary = path.with_name(f"{_prefix(path)}{secrets.token_hex(8)}")
     path.replace(temporary)
-    _remove(temporary)
+    with _naming(path, temporary):
+        _remove(temporary)
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -245,15 +249,27 @@ def _begin(path: Path, is_folder: bool) -> tuple[Path, int]:
     _remove_stale(path)
     while True:
         temporary = path.with_name(f"{_prefix(path)}{secrets.token_hex(8)}")
-        if is_folder:
-            temporary.mkdir(parents=True)
-        descriptor = os.open(temporary, os.O_DIRECTORY | _NO_LINK if is_folder else _NEW, 0o666)
+        with _naming(path, temporary):
+            if is_folder:
+                temporary.mkdir(parents=True)
+            descriptor = os.open(temporary, os.O_DIRECTORY | _NO_LINK if is_folder else _NEW, 0o666)
         with suppress(OSError):  # a file system without locks: nobody removes it then
             fcntl.flock(descriptor, fcntl.LOCK_SH)
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), os.lstat(temporary)):
                 return temporary, descriptor
         os.close(descriptor)  # another process has taken it for a leftover, in between
+
+
+@contextmanager
+def _naming(path: Path, temporary: Path) -> Iterator[None]:
+    """An OSError about `temporary`, or a file below it, names `path`: nobody knows the temporary name."""
+    try:
+        yield
+    except OSError as error:
+        if str(error.filename).startswith(str(temporary)):
+            error.filename, error.filename2 = str(path), None
+        raise
 
 
 def _remove_stale(path: Path) -> None:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from canonlm.core.errors import expected, writing
+from canonlm.core.errors import about, expected, writing
 from canonlm.core.files import make_folder, time_in, write_json
 from canonlm.core.untrusted import path_inside
 from canonlm.launch import local
@@ -247,7 +247,7 @@ class _Worker:
         try:
             process = self.start(run, slot, self.devices, environment | lease.environment)
         except (ValueError, OSError) as error:
-            self._failed(run, lease, str(error))
+            self._failed(run, lease, about(error, run.folder) if isinstance(error, OSError) else str(error))
             return
         self.heartbeat.leases.append(lease)
         self.running.append(_Running(run, slot, lease, process, newest))

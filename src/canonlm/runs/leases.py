@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from canonlm.core.errors import expected
+from canonlm.core.errors import expected, writing
 from canonlm.core.files import create, time_in
 from canonlm.core.untrusted import open_regular, parse_json
 from canonlm.runs.rows import DAMAGE, one_line
@@ -186,7 +186,7 @@ class Leases:
         lease = Lease(self.folder / f"{name}.{generation}{_SUFFIX}", uuid.uuid4().hex)
         owner = Owner(lease.id, socket.gethostname(), os.getpid(), time.time(), self.interval)
         temporary = self.folder / f".{lease.id}.tmp"
-        with create(temporary) as file:
+        with writing("leases", self.folder), create(temporary) as file:
             file.write(json.dumps(asdict(owner)).encode() + b"\n")
         try:
             os.link(temporary, lease.path)

@@ -4,6 +4,7 @@ A run that is interrupted anywhere and started again ends with the same bits on 
 processes. With another number of processes it reads the same windows, and numbers differ by rounding.
 """
 
+import errno
 import math
 import os
 import re
@@ -19,7 +20,7 @@ import torch
 from filelock import Timeout
 
 from canonlm.core.distributed import Votes, World
-from canonlm.core.errors import expected
+from canonlm.core.errors import about, expected
 from canonlm.core.files import append, lock, make_folder, remove_leftovers, write_json
 from canonlm.core.ranks import ranks
 from canonlm.data.windows import batches
@@ -85,7 +86,12 @@ def train(config: RunConfig, folder: Path, on_row: OnRow = lambda row: None) -> 
                 result = world.broadcast(result)
                 return result or _Run(config, folder, world, on_row).run()
     except OSError as error:
-        raise ValueError(f"{error.filename or folder}: {error.strerror or error}; run it again to continue") from error
+        what = about(error, folder)
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise ValueError(f"{what}; run it again to continue") from error
+        if not what.startswith(str(folder)):
+            raise ValueError(what) from error
+        raise expected("--out", f"a folder that can be read and written ({what})", str(folder)) from error
     finally:
         torch.set_num_threads(threads)
 

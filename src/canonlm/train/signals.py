@@ -23,6 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from canonlm.core.errors import about
 from canonlm.core.files import write_json
 
 STOPS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)]
@@ -54,7 +55,8 @@ def recording_failure() -> Iterator[None]:
         raise
     except Exception as error:
         one_line = isinstance(error, (ValueError, FloatingPointError, OSError))  # printed in one line by rank 0
-        note_failure(str(error) if one_line else f"{type(error).__name__}: {error}", printed=one_line)
+        message = about(error) if isinstance(error, OSError) else str(error)
+        note_failure(message if one_line else f"{type(error).__name__}: {error}", printed=one_line)
         raise
 
 
