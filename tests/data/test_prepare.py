@@ -8,7 +8,6 @@ import random
 import re
 import resource
 import signal
-import sys
 import sysconfig
 import time
 from contextlib import nullcontext
@@ -584,7 +583,7 @@ def test_options_of_an_executor(tmp_path):
 def test_a_folder_that_a_script_for_slurm_cannot_name(name, tmp_path):
     (tmp_path / "a.txt").write_text("words")
     options = {"executor": "slurm", "options": {"partition": "cpu", "time": "5"}}
-    with pytest.raises(ValueError, match="^OUT: expected a path of letters, digits and /._- for --executor slurm, got"):
+    with pytest.raises(ValueError, match=r"^OUT: expected a path of letters, digits and /\._- for --executor"):
         run(tmp_path / name, tmp_path / "a.txt", **options)
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 

@@ -331,7 +331,7 @@ def test_two_runs_of_one_name(play, tmp_path):
 
 
 def test_a_run_whose_folder_is_taken_after_the_claim_is_waited_for(tiny, tmp_path, monkeypatch):
-    """Of two commands that start at once, both find the folder free: a process takes it seconds later."""
+    """Two commands that start at once both find the folder free: a process takes it seconds later."""
     run, events = PlannedRun("a", tmp_path / "a", tiny(train={"steps": 2})), []
     other = FileLock(run.folder / ".lock")
 

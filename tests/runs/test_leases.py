@@ -226,7 +226,9 @@ def test_a_file_system_without_hard_links(tmp_path, clock, monkeypatch):
 
 
 def test_a_folder_that_cannot_be_written(tmp_path, clock):
-    with pytest.raises(ValueError, match=r"^leases: expected a folder that can be written \(No such file .*got .*/no\"$"):
+    with pytest.raises(
+        ValueError, match=r"^leases: expected a folder that can be written \(No such file .*got .*/no\"$"
+    ):
         claims(tmp_path / "no", clock).claim("run")
 
 

@@ -168,7 +168,7 @@ def test_a_second_process_in_the_folder_is_refused(tiny, tmp_path, capsys):
         (PermissionError, "text.ds", "{}: reason"),
     ],
 )
-def test_run_it_again_is_said_where_that_may_help(tiny, tmp_path, monkeypatch, error, name, message):
+def test_an_error_of_the_system_advises_what_may_help(tiny, tmp_path, monkeypatch, error, name, message):
     def fail(*_):
         raise error(errno.EACCES if error is PermissionError else errno.ENOSPC, "reason", str(tmp_path / name))
 

@@ -129,9 +129,9 @@ class Jobs:
                 write_text(folder / "recipe.yaml", self.recipe)
             shutil.copytree(package, folder / "code" / "canonlm", ignore=shutil.ignore_patterns("__pycache__"))
         try:
-            with redirect_stderr(io.StringIO()):  # submitit prints the error before it raises it
-                with submitter.batch() if self.count > 1 else nullcontext():
-                    jobs = [submitter.submit(*self.call(folder)) for _ in range(self.count)]
+            # submitit prints the error before it raises it.
+            with redirect_stderr(io.StringIO()), submitter.batch() if self.count > 1 else nullcontext():
+                jobs = [submitter.submit(*self.call(folder)) for _ in range(self.count)]
         except (FailedJobError, FailedSubmissionError) as error:
             shutil.rmtree(folder)
             raise ValueError(str(error)) from None
