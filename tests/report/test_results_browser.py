@@ -6,6 +6,7 @@ import io
 import polars as pl
 import pytest
 from browsing import MARKS, ask, check, count, errors, load, open_all, until, wait_for_charts
+from folders import evaluation, write_run
 
 from canonlm.launch.recipes import load_preset
 from canonlm.report import figures, published, results_figures, results_page, results_payload, tidy
@@ -15,6 +16,7 @@ from canonlm.train.config import resolve
 
 pytestmark = MARKS
 
+MEAN_OF_LLAMA = "Llama, without Canon, 4L128D, 150K tokens, learning rate 0.001, mean over seeds"
 PANELS = "document.getElementById('curves-chart').layout.annotations.length"
 CELLS = """[...document.querySelectorAll(`#${arguments[0]}-table tbody tr`)].map(
   row => [...row.cells].map(cell => cell.innerText.trim()))"""
@@ -136,6 +138,46 @@ def test_seeds_become_one_row_with_its_interval(browser, page):
     assert len(cells) == rows - 8 + 1
     [mean] = [row for row in cells if "mean over seeds" in row[0]]
     assert any("8 runs" in cell for cell in mean)
+
+
+def test_an_unticked_model_counts_in_no_mean(browser, tmp_path):
+    """Page and frames write the same numbers: 144 of 256 is 56.25, and 56.2 in both."""
+    for arch, rights in {"llama": (144, 120, 130), "llama+canon": (200, 231, 250)}.items():
+        for seed, right in enumerate(rights):
+            write_run(
+                tmp_path / f"runs/{arch}{seed}", arch=arch, seed=seed, evals=[evaluation(9, {("k", 1): (right, 256)})]
+            )
+    shown = results_payload.of_runs(gather(tmp_path))
+    show(browser, results_page.write_results(shown, tmp_path / "mine.html"))
+    assert next(cells for cells in ask(browser, CELLS, "models") if cells[0] == "llama0")[4].startswith("56.2\n")
+    for numbers in (shown.numbers, shown.numbers.filter(pl.col("model") != "llama+canon2")):
+        [row] = tidy.paired_over_seeds(numbers.filter(pl.col("slice") == "k=1")).iter_rows(named=True)
+        ends = f"{row['low']:+.1f} to {row['high']:+.1f}".replace("-", "−")
+        seeds = {cells[0]: cells[-3:] for cells in ask(browser, CELLS, "overview-seeds")}
+        assert seeds["k=1"] == [f"{row['delta']:+.1f} points", ends, str(row["runs"])]
+        browser.execute_script("document.querySelector('input[aria-label=\"show llama+canon2\"]')?.click()")
+    browser.execute_script("document.getElementById('over-seeds').click()")
+    names = {cells[0] for cells in ask(browser, CELLS, "models")}
+    assert names == {"llama+canon0", "llama+canon1", MEAN_OF_LLAMA}
+    browser.execute_script(f"document.querySelector('input[aria-label=\"show {MEAN_OF_LLAMA}\"]').click()")
+    assert {cells[0] for cells in ask(browser, CELLS, "models")} == {"llama+canon0", "llama+canon1"}
+    assert errors(browser) == []
+
+
+def test_units_are_those_of_the_numbers(browser, every_task, tmp_path):
+    shown = results_payload.of_runs(gather(every_task))
+    show(browser, results_page.write_results(shown, tmp_path / "mine.html"))
+    [name] = (group for group in ask(browser, "Object.keys(groups)") if group.startswith("capo"))
+    choose(browser, "overview-group", name)
+    titles = ask(browser, "document.getElementById('overview-chart').layout.annotations.map(title => title.text)")
+    assert titles == [f"<b>{title}</b>" for title in results_figures.KINDS_OF_UNIT]
+    charts = {chart["id"]: chart for _, chart, _ in figures.drawn(results_figures.html(shown))}
+    panels = charts[f"overview-{name}"]["panels"]
+    assert tuple(panel["title"] for panel in panels) == results_figures.KINDS_OF_UNIT
+    for metric, title in (("accuracy", "percent"), ("bits_per_parameter", "bits_per_parameter"), ("loss", "loss")):
+        chosen = ask(browser, f"questions.findIndex(q => q.task === 'capo' && q.metric === '{metric}')")
+        choose(browser, "compute-question", str(chosen))
+        assert ask(browser, "document.getElementById('compute-chart').layout.yaxis.title.text") == title
 
 
 def test_best_rates_smoothing_and_a_hover(browser, page):

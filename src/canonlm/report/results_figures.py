@@ -17,6 +17,7 @@ from canonlm.runs.table import short_tokens
 
 Rows = list[tuple[str, dict[str, Any], list[tuple[int, float]]]]  # label, question; of each pair: Canon model, gain
 HIDDEN_AT_FIRST = ("reference", "best", "paper")
+KINDS_OF_UNIT = ("percentage points", "more is better", "less is better, sign reversed")
 MEAN: dict[str, Any] = {"sizes": 20, "style": {"symbol": "line-ns-open", "color": ["#d55e00"]}}
 
 
@@ -41,8 +42,7 @@ def _overviews(results: Mapping[str, Any], answers: Mapping[tuple[int, int], flo
             break
     for name, rows in groups.items():
         if rows:
-            parts = [[row for row in rows if (row[1]["unit"] == "%") is percent] for percent in (True, False)]
-            shown = list(filter(None, parts))
+            shown = list(filter(None, ([row for row in rows if _kind(row[1]) == kind] for kind in KINDS_OF_UNIT)))
             series = [one for place, part in enumerate(shown) for one in _points(part, place, results["models"])]
             yield f"overview-{name}", {"columns": 1, "panels": list(map(_panel, shown)), "series": series}
 
@@ -61,16 +61,19 @@ def _gains(
     return rows
 
 
+def _kind(question: Mapping[str, Any]) -> str:
+    return KINDS_OF_UNIT[0 if question["unit"] == "%" else 2 if question["less"] else 1]
+
+
 def _scale(gains: Sequence[tuple[int, float]]) -> float:
     return max(abs(gain) for _, gain in gains) or 1
 
 
 def _panel(part: Rows) -> dict[str, Any]:
     texts = [f"{label}\n± {_written(_scale(gains), question)}" for label, question, gains in part]
-    title = "percentage points" if part[0][1]["unit"] == "%" else "losses and perplexities, sign reversed"
     x = {"title": "← worse\u2003\u2003better with Canon layers →", "range": [-1.08, 1.08], "ticks": [[0, "0"]]}
     y = {"ticks": list(enumerate(texts)), "range": [len(part) - 0.5, -0.5], "even": True}
-    return {"title": title, "height": 38 * len(part), "x": x, "y": y}
+    return {"title": _kind(part[0][1]), "height": 38 * len(part), "x": x, "y": y}
 
 
 def _points(part: Rows, panel: int, models: Sequence[Mapping[str, Any]]) -> Iterator[Series]:

@@ -1,6 +1,7 @@
 """The data behind the views of results, as one JSON value: models, questions, scores, pairs, curves, settings.
 
-Numbers are as in the frames of `canonlm.runs.table`; only differences are computed in the browser.
+Numbers are as in the frames of `canonlm.runs.table`; only differences, and their means, are computed in the
+browser.
 """
 
 import math
@@ -20,7 +21,8 @@ from canonlm.report.results_tables import groups_of
 from canonlm.report.theme import MUTED, Look, looks
 from canonlm.runs.gather import Gathered
 from canonlm.runs.load import LeftOut
-from canonlm.runs.table import MODEL, QUESTION, choose, has_canon, over_seeds, paired, paired_over_seeds, results
+from canonlm.runs.seed_statistics import t_factor
+from canonlm.runs.table import MODEL, QUESTION, choose, has_canon, over_seeds, paired, results
 
 Row = Mapping[str, Any]
 OVER_SEEDS = "mean over seeds"
@@ -94,10 +96,7 @@ def payload(shown: Shown) -> dict[str, Any]:
         },
         "scores": dict(zip(columns, map(list, zip(*scores, strict=True)), strict=True)) if scores else {},
         "pairs": list(_pairs(shown, models)),
-        "pairs_over_seeds": [
-            {key: row[key] for key in row if key not in QUESTION} | {"question": questions.of(row, QUESTION)}
-            for row in paired_over_seeds(shown.numbers).iter_rows(named=True)
-        ],
+        "t_factors": {runs: t_factor(runs) for runs in range(2, shown.numbers["seed"].n_unique() + 1)},
         "curves": along,
         "settings": {name: _plain(values) for name, values in shown.settings.items()},
         "notes": notes(NOTES, several=True),

@@ -118,7 +118,8 @@ def delta_tables(pairs: pl.DataFrame, columns: Sequence[Column], width: int) -> 
         (["better", *[""] * 4], {q: f"{sum(x > 0 for x in d)}/{len(d)}" for q, d in gains.items()}),
         (["worse", *[""] * 4], {q: f"{sum(x < 0 for x in d)}/{len(d)}" for q, d in gains.items()}),
     ]
-    title = f"{source}: with Canon layers, minus without (percentage points; ppl: perplexity, lower is better)"
+    units = "percentage points unless the heading names a measure; ppl: lower is better"
+    title = f"{source}: with Canon layers, minus without ({units})"
     yield from _tables(["arch", "size", "tokens", "lr", "canon"], rows, columns, width, title, line_before=count)
     if source in ("published", "best"):
         marks, archs = {mark(pair[5]) for pair in pairs_shown}, {pair[1] for pair in pairs_shown}

@@ -24,7 +24,7 @@ VIEWS.compute = () => {
     const [low, high] = extent(all.map(i => flops(models[i])));
     const ticks = all.length ? roundBetween(low / 2, 2 * high, [1]).map(x => [x, powerOfTen(x)]) : [];
     const x = {title: "training operations: 6 × parameters × tokens", log: true, ticks};
-    const y = {title: question.less ? question.metric : "percent"};
+    const y = {title: question.unit === "%" ? "percent" : question.metric};
     return {id: "compute", height: 360, panels: [{title: "", x, y}], series};
   };
 

@@ -53,7 +53,7 @@ VIEWS.models = () => {
   };
   const tick = i => {
     const onchange = () => {
-      unticked.add(i);
+      seedsOf(i).forEach(one => unticked.add(one));
       showTicked();
     };
     return make("input", {type: "checkbox", checked: true, "aria-label": `show ${nameOf(models[i])}`, onchange});

@@ -53,23 +53,24 @@ VIEWS.overview = () => {
     const mixed = deltas.filter(([pair]) => models[pair.canon].mark).length;
     const mean = average(deltas.map(([, delta]) => delta));
     const what = rows[0].label.includes("avg") ? `the ${question.slice} (${question.task} benchmarks)` : question.full;
-    const by = `${signed(mean, question)}${question.unit === "%" ? " points" : ""} on average`;
+    const by = `${signed(mean, question)}${unitOfGap(question)} on average`;
     const aside = mixed ? ` ${mixed} of these pairs differ in more than Canon layers.` : "";
     return `With Canon layers ${what} is better in ${above(gains)} of ${deltas.length} pairs, by ${by}.${aside}`;
   };
 
-  // Each row on its own scale; percent and other units in separate panels. Pairs that differ in more are hollow.
+  // Each row on its own scale; a panel for each kind of unit. Pairs that differ in more are hollow.
+  const KINDS_OF_UNIT = ["percentage points", "more is better", "less is better, sign reversed"];
+  const kindOf = ({question}) => KINDS_OF_UNIT[question.unit === "%" ? 0 : question.less ? 2 : 1];
   const chart = () => {
     const rows = comparisons();
-    const inPercent = row => row.question.unit === "%";
-    const parts = [rows.filter(inPercent), rows.filter(row => !inPercent(row))].filter(part => part.length);
+    const parts = KINDS_OF_UNIT.map(kind => rows.filter(row => kindOf(row) === kind)).filter(part => part.length);
     const series = parts.flatMap(points);
-    return {id: "overview", columns: 1, left: 92, panels: parts.map(panelOf), series};
+    return {id: "overview", columns: 1, panels: parts.map(panelOf), series};
   };
   const scaleOf = row => Math.max(...row.gains.map(Math.abs)) || 1;
 
   const panelOf = part => ({
-    title: part[0].question.unit === "%" ? "percentage points" : "losses and perplexities, sign reversed",
+    title: kindOf(part[0]),
     height: 38 * part.length,
     x: {title: "← worse          better with Canon layers →", range: [-1.08, 1.08], ticks: [[0, "0"]]},
     y: {
@@ -100,7 +101,7 @@ VIEWS.overview = () => {
       });
       means.x.push(average(row.gains) / scaleOf(row));
       means.y.push(place);
-      means.hover.push(`${row.label}: mean ${signed(average(row.gains), row.question)}`);
+      means.hover.push(`${row.label}: mean ${signed(average(row.deltas.map(([, delta]) => delta)), row.question)}`);
     });
     const style = {symbol: "line-ns-open", color: ["#d55e00", "#ff8f52"]};
     return [
@@ -131,24 +132,37 @@ VIEWS.overview = () => {
     const columns = ["", "mean", "smallest", "largest", "better", "worse", "pairs", ...split];
     table(at("overview-table"), columns, rows.map(rowOf));
     at("overview-notes").hidden = !["published", "best"].includes(at("overview-whose").value);
-    seeds();
+    seeds(rows);
   };
 
   // For settings that were trained with several seeds: the mean difference and its interval.
-  const seeds = () => {
-    const {questions: places, labels} = groups[at("overview-group").value];
-    const ofSource = results.pairs_over_seeds.filter(row => row.source === at("overview-whose").value);
-    const rows = ofSource.filter(row => places.includes(row.question) && passes(row, ["source", "canon"]));
-    at("overview-seeds").hidden = rows.length === 0;
-    const rowOf = row => {
-      const [label, question] = [labels[places.indexOf(row.question)], questions[row.question]];
-      const [mean, low, high] = [row.delta, row.low ?? 0, row.high ?? 0].map(delta => signed(delta, question));
-      const span = row.low === null ? "all equal" : `${low} to ${high}`;
-      const canon = `${row.base_canon} → ${row.canon}`;
-      return [label, row.arch, row.size, canon, row.lr, mean + unit(question), span, row.runs];
-    };
+  const seeds = rows => {
+    const settingsOf = ([{base, canon}]) => settingOf(models[base]) + settingOf(models[canon]);
+    const lines = rows.flatMap(({label, question, deltas}) => {
+      const known = deltas.filter(([{base}]) => models[base].seed !== null);
+      return [...Map.groupBy(known, settingsOf).values()].map(of => {
+        const bySeed = [...Map.groupBy(of, ([{base}]) => models[base].seed).values()];
+        const votes = bySeed.map(same => average(same.map(([, delta]) => delta)));
+        const [{arch, size, lr, canon: before}, {canon}] = [models[of[0][0].base], models[of[0][0].canon]];
+        const mean = signed(average(votes), question) + unitOfGap(question);
+        return [label, arch, size, `${before} → ${canon}`, lr, mean, interval(votes, question), votes.length];
+      });
+    });
+    const several = lines.filter(line => line.at(-1) > 1);
+    at("overview-seeds").hidden = several.length === 0;
     const columns = ["", "architecture", "size", "Canon", "learning rate", "mean", "95% interval", "seeds"];
-    table(at("overview-seeds-table"), columns, rows.map(rowOf));
+    table(at("overview-seeds-table"), columns, several);
+  };
+
+  // The t-interval of canonlm.runs.table.paired_over_seeds; percentages are cut to −100 to 100.
+  const interval = (deltas, question) => {
+    const [count, mean, [low, high]] = [deltas.length, average(deltas), extent(deltas)];
+    if (low === high) return "all equal";
+    const variance = deltas.reduce((sum, delta) => sum + (delta - mean) ** 2, 0) / (count - 1);
+    const half = results.t_factors[count] * Math.sqrt(variance / count);
+    const bound = question.unit === "%" ? 100 : Infinity;
+    const ends = [Math.max(-bound, mean - half), Math.min(bound, mean + half)];
+    return ends.map(end => signed(end, question)).join(" to ");
   };
 
   exported("overview", () => {

@@ -35,12 +35,22 @@ function tokens(count) {
 
 function written(value, question) {
   if (value === null || value === undefined) return "–";
-  if (question.unit === "%") return value.toFixed(1);
-  return question.metric.includes("perplexity") ? value.toFixed(2) : String(Number(value.toPrecision(4)));
+  if (question.unit === "%") return fixed(value, 1);
+  return question.metric.includes("perplexity") ? fixed(value, 2) : String(Number(value.toPrecision(4)));
+}
+
+// Ties go to the even digit, as in Python, which writes the other numbers of a page: 56.25 is 56.2.
+function fixed(value, digits) {
+  const [text, tie] = [value.toFixed(digits), (Math.abs(value) * 2 ** (digits + 1)) % 2 === 1];
+  return tie && text.at(-1) % 2 ? (value * (1 - 1e-9)).toFixed(digits) : text;
 }
 
 const unit = question => (question.unit === "%" ? " %" : "");
-const signed = (delta, question) => (delta > 0 ? "+" : delta < 0 ? "−" : "") + written(Math.abs(delta), question);
+const unitOfGap = question => (question.unit === "%" ? " points" : "");
+function signed(delta, question) {
+  const text = written(Math.abs(delta), question);
+  return (Number(text) ? (delta > 0 ? "+" : "−") : "") + text;
+}
 const difference = (a, b) => Math.round((a - b) * 1e9) / 1e9; // without the rounding error of 67.5 − 66.5
 const average = list => list.reduce((a, b) => a + b, 0) / list.length;
 
@@ -79,17 +89,23 @@ const bySize = (a, b) =>
 let part = ""; // that a name or setting has to contain
 let overSeeds = false;
 
+// The models that a row stands for: the seeds of a mean, or itself.
+const seeded = Map.groupBy([...models.keys()].filter(i => models[i].seed !== null), i => settingOf(models[i]));
+const seedsOf = i => (models[i].mean ? seeded.get(settingOf(models[i])) : [i]);
+
+// A mean over seeds is left out if one of them is: it would count a model that no other row has.
+const hasName = i => !part || `${models[i].model ?? ""} ${about(models[i])}`.toLowerCase().includes(part);
+const isChosen = i => !seedsOf(i).some(one => unticked.has(one)) && (hasName(i) || seedsOf(i).every(hasName));
+
 // skip: filters to ignore, such as the source in a view that shows one source.
-function passes(model, skip = []) {
-  if (part && !`${model.model ?? ""} ${about(model)}`.toLowerCase().includes(part)) return false;
-  return Object.entries(FILTERS).every(([key, filter]) => skip.includes(key) || !off[key].has(filter.of(model)));
-}
-const shown = (i, skip = []) => !unticked.has(i) && passes(models[i], skip);
+const shown = (i, skip = []) =>
+  isChosen(i) &&
+  Object.entries(FILTERS).every(([key, filter]) => skip.includes(key) || !off[key].has(filter.of(models[i])));
 
 // The answer, unless it is replaced: those of single seeds by their mean, or the mean by those of single seeds.
 function standing(q, i) {
   const mean = means.get(settingOf(models[i]));
-  const averaged = mean !== undefined && models[i].seed !== null && answer(q, mean);
+  const averaged = mean !== undefined && models[i].seed !== null && isChosen(mean) && answer(q, mean);
   return (models[i].mean ? overSeeds : !(overSeeds && averaged)) ? answer(q, i) : undefined;
 }
 
