@@ -18,6 +18,11 @@ MARKS = [
 ]
 
 
+CUT = """[...document.querySelectorAll('.chart .annotation-text')].filter(title =>
+  title.getBoundingClientRect().right > title.closest('.chart').getBoundingClientRect().right + 1
+).map(title => title.textContent)"""
+
+
 def start():
     webdriver = pytest.importorskip("selenium.webdriver")
     options = webdriver.ChromeOptions()
@@ -75,7 +80,8 @@ def wait_for_charts(browser, marks="path"):
 
 
 def check(browser, width):
-    """Nothing is wider than the window, failed, or came from elsewhere."""
+    """Nothing is wider than the window, or a title than its chart; nothing failed, or came from elsewhere."""
+    assert ask(browser, CUT) == []
     assert ask(browser, "document.documentElement.scrollWidth") <= width
     assert errors(browser) == []
     assert requested(browser) == []

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 from browsing import MARKS, ask, check, count, errors, load, open_all, resize, set_scheme, until, wait_for_charts
-from folders import evaluation, write_run
+from folders import evaluation, text_evaluation, write_run, write_text_run
 from reading import evals_of
 
 from canonlm.report import load_play, write_report
@@ -16,6 +16,9 @@ pytestmark = MARKS
 
 COLORS = """[getComputedStyle(document.querySelector('#curves-0 .xtitle')).fill,
   document.querySelector('#curves-0').layout.paper_bgcolor]"""
+TICKS = """[...document.querySelectorAll('.chart')].flatMap(box => Object.entries(box._fullLayout)
+  .filter(([key, axis]) => /^[xy]axis/.test(key) && axis.showticklabels !== false)
+  .map(([key, axis]) => [box.id, key, axis._vals.map(tick => tick.text).filter(text => text)]))"""
 SHOWN = {"light": ["rgb(89, 99, 110)", "#ffffff"], "dark": ["rgb(154, 164, 175)", "#14171a"]}
 
 
@@ -109,6 +112,20 @@ def test_hostile_names_stay_text(browser, tmp_path):
     assert "30.0% (6 of 20; 95% interval 11.1% to 59.6%)" in hover_text  # 20 questions count for fewer
     assert count(browser, "img") == 0
     assert errors(browser) == []
+
+
+def test_the_ticks_of_an_axis_differ(browser, tmp_path):
+    """Three steps, one evaluation of a text, and a KL that 1, 2 and 5 × 10ⁿ are not among."""
+    lano = [evaluation(step, {("from", "start"): (step, 9)}, measures={"kl": 0.31 + step / 100}) for step in (1, 2, 3)]
+    losses = [(step, 3 / step) for step in (1, 2, 3)]
+    write_run(tmp_path / "runs/lano", evals=lano, task={"name": "lano", "grammar": "cfg3f"}, losses=losses)
+    write_text_run(tmp_path / "runs/text", evals=[text_evaluation(200, {"web": (2.0, 1.0, 900)})])
+    load(browser, write_report(tmp_path))
+    open_all(browser)
+    axes = ask(browser, TICKS)
+    assert len(axes) >= 8
+    for chart, axis, texts in axes:
+        assert len(texts) == len(set(texts)) >= 2, (chart, axis)
 
 
 def test_names_on_an_axis_stay_text(browser, tmp_path):

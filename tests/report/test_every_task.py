@@ -141,6 +141,18 @@ def test_a_bound_far_above_the_curves_does_not_flatten_them(run_folder):
         assert top < figure["panels"][0]["y"]["range"][1] < 1.2 * top
 
 
+@pytest.mark.parametrize("values", [(-2.2, -0.98), (-1.0, 0.0), (-1.0, 2.0), (0.0, 0.0), (1.0, 2.0)])
+def test_every_value_of_a_measure_is_in_its_chart(run_folder, values):
+    rows = [evaluation(10 * (i + 1), {("k", 1): (5, 10)}, measures={"luck": value}) for i, value in enumerate(values)]
+    for seed in (0, 1):
+        folder = run_folder(f"seed{seed}", seed=seed, evals=rows).parent
+    [axis] = [panel["y"] for chart in charts(page_of(folder)).values() for panel in chart["panels"]
+              if panel["title"] == "luck"]  # fmt: skip
+    low, high = axis["range"]
+    assert low <= min(*values, 0) <= max(*values, 0) <= high
+    assert low < high
+
+
 def test_the_hover_of_a_run_shows_its_answers(run_folder):
     rows = [evaluation(step, {("from", "start"): (n, 40), ("from", "cut"): (1, 2)}, measures={"kl": 0.5})
             for step, n in ((0, 0), (5, 31))]  # fmt: skip

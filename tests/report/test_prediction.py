@@ -73,4 +73,11 @@ def test_the_command_writes_its_page(of_kept_files, tmp_path, capsys):
     page = (tmp_path / "prediction.html").read_text()
     assert said(of_kept_files[0]) in visible_text(page)
     assert set(charts(page)) == {"correlations", "rankings"}
+    clear = [each for each in of_kept_files if each.interval.low > 0]
+    assert f"Only the {len(clear)} of {len(of_kept_files)} pairs" in visible_text(page)
+    panels = {panel["title"]: panel for panel in charts(page)["rankings"]["panels"]}
+    axes = [panels["brevo → Wikipedia"][axis]["title"] for axis in ("x", "y")]
+    assert axes == ["brevo: accuracy", "Wikipedia: −1 × perplexity"]
+    named = {one["name"] for one in charts(page)["correlations"]["series"] if not one.get("unnamed")}
+    assert named == {"no correlation", "interval above 0", "interval not above 0"}
     assert html(of_kept_files) == page

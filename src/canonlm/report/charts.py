@@ -73,7 +73,8 @@ def unfinished_curves(runs: Sequence[Run], groups: Sequence[Group], keys: Sequen
     last, group_of = max((run.steps or run.last_step for run in runs), default=1), by_run(groups)
     series = [
         series_of("line", group_of[run.name].name, [(row.step, value) for row, value in _values(run, key)],
-                  panel=place, run=run.name, hover=run.name, tip="step %{x:,}: %{y:.1%}")
+                  panel=place, run=run.name,
+                  hover=[f"{run.name}\nstep {row.step:,}: {percent(value)}" for row, value in _values(run, key)])
         for place, key in enumerate(keys)
         for run in runs
     ]  # fmt: skip
@@ -144,7 +145,8 @@ def size_curves(archs: Sequence[Architecture], by: str = "parameters") -> Chart:
         hover = [f"{a.arch}\n{_about(spread, say, best.lr)}" for a, best, spread in points]
         means = [(getattr(a, by), spread.mean) for a, _, spread in points]
         series.append(series_of("bold", family, means, hover=hover, **whiskers(spreads, floor)))
-    x = {"title": by.replace("state_bytes", "bytes of state"), "log": True, "format": "~s"}
+    x = {"title": by.replace("state_bytes", "bytes of state"), "format": "~s"}
+    x |= _extent([getattr(a, by) for a in shown], [], True)
     return {"height": 280, "panels": [{"title": "", "x": x, "y": {"title": label, **y}}], "series": series}
 
 
@@ -157,8 +159,9 @@ def loss_curves(archs: Sequence[Architecture]) -> Chart:
             points = [(row.step, row.loss if math.isfinite(row.loss) else None) for row in rows]
             more = {"run": run.name, "hover": run.name, "tip": "step %{x:,}: loss %{y:.4g}"}
             series.append(series_of("line", a.arch, points, **more))
-    x, y = {"title": STEPS, "format": ",d"}, {"title": "training loss"}
-    return {"height": 280, "panels": [{"title": "", "x": x, "y": y}], "series": series}
+    last = max((step for one in series for step in one["x"]), default=1)
+    return {"height": 280, "panels": [{"title": "", "x": steps_axis(last), "y": {"title": "training loss"}}],
+            "series": series}  # fmt: skip
 
 
 def steps_axis(last: float, title: str = STEPS, *, linked: bool = True) -> dict[str, Any]:
@@ -228,4 +231,5 @@ def _extent(values: Sequence[float], bounds: Sequence[float], log: bool) -> dict
         low, high = math.log10(min(values)), math.log10(top)
         room = 0.06 * max(high - low, 0.5)
         return {"log": True, "range": [low - room, high + room]}
-    return {"range": [min(0.0, 1.06 * min(values, default=0)), 1.1 * top or 1]}
+    low = min(0.0, 1.06 * min(values, default=0))
+    return {"range": [low, 1.1 * top if top > 0 else -0.06 * low or 1]}

@@ -164,7 +164,7 @@ def _axis(axes: Any, name: str, of: Mapping[str, Any], words: list[Any] | None, 
         axis.set_ticks([0, 0.25, 0.5, 0.75, 1])
         axis.set_major_formatter(PercentFormatter(1, 0))
     elif of.get("format"):
-        axis.set_major_formatter(FuncFormatter(lambda value, _: _short(value, str(of["format"]))))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
     if words is not None:
         axis.set_ticks(range(len(words)), [_plain(word) for word in words])
         if sum(len(str(word)) + 2 for word in words) > LETTERS:
@@ -183,10 +183,8 @@ def _axis(axes: Any, name: str, of: Mapping[str, Any], words: list[Any] | None, 
         getattr(axes, f"set_{name}label")(_plain(of.get("title") or ""))
 
 
-def _short(value: float, form: str) -> str:
-    """The two formats of d3 that charts use: `,d` and `~s`."""
-    if form == ",d":
-        return f"{value:,.0f}"
+def _short(value: float) -> str:
+    """The format `~s` of d3."""
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:g}{unit}"

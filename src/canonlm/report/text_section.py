@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from canonlm.report.blocks import Block, Cell, caveat, cell, chart, fold, spread_cell, table
-from canonlm.report.charts import series_of
+from canonlm.report.charts import series_of, steps_axis
 from canonlm.report.format import Quantity, count_of, listed, percent, points
 from canonlm.report.play import Section
 from canonlm.report.section import not_planned, settings_blocks
@@ -175,5 +175,7 @@ def _chart(name: str, caption: str, title: str, section: Section, losses: Sequen
         hover = f"seed {run.seed}, learning rate {run.lr:g}\n{run.name}"
         tip = "%{x:,} tokens: loss %{y:.4g}"
         series.append(series_of("line", group_of[run.name].family, known, run=run.name, tip=tip, hover=hover))
-    panel = {"title": "", "x": {"title": "tokens", "format": "~s"}, "y": {"title": title, "log": True}}
+    last = max((x for one in series for x in one["x"]), default=1)
+    x = steps_axis(last, "tokens") | {"format": "~s"}
+    panel = {"title": "", "x": x, "y": {"title": title, "log": True}}
     return chart(name, caption, {"height": 280, "panels": [panel], "series": series})

@@ -70,7 +70,7 @@ function traceOf(one, off) {
 
 function axisOf({title = "", range, log, share, ticks, words, format, even}, shown = true) {
   const axis = {
-    title: {text: safe(shown ? title : ""), standoff: 8, font: {size: 12, color: tint("muted")}},
+    title: {text: withBreaks(shown ? title : ""), standoff: 8, font: {size: 12, color: tint("muted")}},
     automargin: true,
     zeroline: false,
     gridcolor: tint("grid"),
@@ -81,7 +81,9 @@ function axisOf({title = "", range, log, share, ticks, words, format, even}, sho
   };
   if (share) Object.assign(axis, SHARE);
   if (log) {
-    const dtick = !range && !format ? undefined : range && range[1] - range[0] > 1.5 ? 1 : "D2";
+    // Labels at 1, 2 and 5 × 10ⁿ, or only at 10ⁿ; plotly's own where there may be fewer than two of them.
+    const decades = range ? range[1] - range[0] : 0;
+    const dtick = decades < 0.7 ? undefined : decades > 1.5 && !format ? 1 : "D2";
     Object.assign(axis, {type: "log", dtick, nticks: 8, tickformat: format ?? "~g"});
   }
   if (words) Object.assign(axis, {type: "category", showgrid: false, fixedrange: true});
@@ -93,6 +95,22 @@ function axisOf({title = "", range, log, share, ticks, words, format, even}, sho
   return axis;
 }
 
+function widthOf(text, font) {
+  pen.font = `${font} ${page.font}`;
+  return pen.measureText(text).width;
+}
+
+// The text in lines of at most that many pixels, as far as its words permit.
+const pen = document.createElement("canvas").getContext("2d");
+function inLines(text, wide) {
+  const [first, ...words] = text.split(" ");
+  return words.reduce(
+    ([line, ...above], word) =>
+      widthOf(`${line} ${word}`, "bold 13px") > wide ? [word, line, ...above] : [`${line} ${word}`, ...above],
+    [first],
+  ).toReversed();
+}
+
 // Panels in rows; gaps are in pixels, so that axes fit into them at any width.
 function layoutOf(chart, width) {
   const [count, sparse] = [chart.panels.length, width < 560];
@@ -100,13 +118,18 @@ function layoutOf(chart, width) {
   const rows = Math.ceil(count / columns);
   const usual = chart.height ?? (rows === 1 ? 220 : 170);
   const tall = Array.from({length: rows}, (_, row) => chart.panels[row * columns].height ?? usual);
-  const titled = chart.panels.some(panel => panel.title);
-  const [left, right, top, bottom] = [chart.left ?? 50, 10, titled ? 26 : 10, 46];
-  const gapX = chart.panels.every(panel => panel.y.share) ? 16 : 52;
-  const gapY = chart.panels.every(panel => panel.x.linked) ? 44 : 66;
-  const above = row => tall.slice(0, row).reduce((sum, height) => sum + height + gapY, 0);
-  const [across, down] = [width - left - right, above(rows) - gapY];
+  const gapX = chart.panels.every(panel => panel.y.share) ? 16 : chart.panels.some(panel => panel.y.title) ? 70 : 52;
+  const labels = chart.panels.flatMap(panel => (panel.y.ticks ?? []).flatMap(([, text]) => text.split("\n")));
+  const left = Math.max(50, 12 + extent(labels.map(text => widthOf(text, "12px")))[1]);
+  const [right, bottom] = [10, 46];
+  const across = width - left - right;
   const wide = (across - gapX * (columns - 1)) / columns;
+  const titles = chart.panels.map(panel => inLines(panel.title, wide));
+  const more = 17 * (Math.max(...titles.map(lines => lines.length)) - 1);
+  const top = (chart.panels.some(panel => panel.title) ? 26 : 10) + more;
+  const gapY = (chart.panels.every(panel => panel.x.linked) ? 44 : 66) + more;
+  const above = row => tall.slice(0, row).reduce((sum, height) => sum + height + gapY, 0);
+  const down = above(rows) - gapY;
   const layout = {
     template: "none",
     width,
@@ -132,7 +155,8 @@ function layoutOf(chart, width) {
   chart.panels.forEach((panel, place) => {
     const [column, row, name] = [place % columns, Math.floor(place / columns), place ? place + 1 : ""];
     const [from, roof] = [(column * (wide + gapX)) / across, 1 - above(row) / down];
-    const [x, y] = [axisOf(panel.x, place + columns >= count), axisOf(panel.y)];
+    const below = inLines(panel.x.title ?? "", wide).join("\n");
+    const [x, y] = [axisOf({...panel.x, title: below}, panel.x.title !== chart.panels[place + columns]?.x.title), axisOf(panel.y)];
     const nticks = Math.max(3, Math.floor(wide / 70));
     Object.assign(x, {domain: [from, Math.min(1, from + wide / across)], anchor: `y${name}`, nticks});
     Object.assign(y, {domain: [Math.max(0, roof - tall[row] / down), roof], anchor: `x${name}`});
@@ -143,7 +167,8 @@ function layoutOf(chart, width) {
     layout[`yaxis${name}`] = y;
     const corner = {x: from, y: roof, xref: "paper", yref: "paper", xanchor: "left", yanchor: "bottom"};
     const font = {size: 13, color: tint("ink")};
-    if (panel.title) layout.annotations.push({text: `<b>${safe(panel.title)}</b>`, ...corner, showarrow: false, font});
+    const text = `<b>${withBreaks(titles[place].join("\n"))}</b>`;
+    if (panel.title) layout.annotations.push({text, align: "left", ...corner, showarrow: false, font});
   });
   return layout;
 }
