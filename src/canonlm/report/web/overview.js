@@ -72,7 +72,7 @@ VIEWS.overview = () => {
   const panelOf = part => ({
     title: kindOf(part[0]),
     height: 38 * part.length,
-    x: {title: "← worse          better with Canon layers →", range: [-1.08, 1.08], ticks: [[0, "0"]]},
+    x: {title: "←\u00a0worse          better with Canon layers\u00a0→", range: [-1.08, 1.08], ticks: [[0, "0"]]},
     y: {
       ticks: part.map((row, place) => [place, `${row.label}\n± ${written(scaleOf(row), row.question)}`]),
       range: [part.length - 0.5, -0.5],
