@@ -163,6 +163,12 @@ def test_the_hover_of_a_run_shows_its_answers(run_folder):
     assert "low" not in trace  # one run says nothing about others
 
 
+def test_the_hover_of_an_unfinished_run_is_rounded_as_the_tables_are(run_folder):
+    folder = run_folder(evals=[evaluation(5, {("k", 1): (144, 256)})], steps=9, finished=False).parent
+    [one] = charts(page_of(folder))["curves-0"]["series"]
+    assert one["hover"] == ["run\nstep 5: 56.2%"]  # not the 56.3% of a browser
+
+
 def test_the_headline_of_lano_is_generation_from_the_start(tmp_path):
     """By the mean with sentences after a cut, the other rate would be the best: 0.75 and 0.7 against 0.6 and 0.9."""
     counts = {0.001: [(14, 16), (15, 15)], 0.003: [(12, 18), (11, 19)]}  # (start, cut) of 20, two seeds
