@@ -211,8 +211,10 @@ def test_workers_of_a_node_have_a_gpu_each(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     monkeypatch.setenv("SLURM_LOCALID", "1")
     seen = []
-    slurm.worker(lambda arguments: seen.append((arguments, os.environ["CUDA_VISIBLE_DEVICES"])) or 0, ["work"], True)
-    assert seen == [(["work"], "5")]
+    for count in (0, 2):  # without GPUs, the variable stays
+        monkeypatch.setattr("torch.cuda.device_count", lambda count=count: count)
+        slurm.worker(lambda args: seen.append((args, os.environ["CUDA_VISIBLE_DEVICES"])) or 0, ["work"], True)
+    assert seen == [(["work"], "3,5"), (["work"], "5")]
     with pytest.raises(SystemExit, match=r"^1$"):
         slurm.worker(lambda arguments: 1, [], False)
 

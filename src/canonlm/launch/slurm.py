@@ -208,8 +208,7 @@ def task(main: Callable[[list[str]], int], recipe: str, run: str) -> None:
 
 def worker(main: Callable[[list[str]], int], arguments: list[str], one_gpu_each: bool) -> None:
     """Run a worker in a task of a job. The workers of a node share its GPUs, one for each."""
-    if one_gpu_each:
-        devices = gpus()
+    if one_gpu_each and (devices := gpus()):
         os.environ["CUDA_VISIBLE_DEVICES"] = devices[int(os.environ["SLURM_LOCALID"]) % len(devices)]
     if code := main(arguments):
         raise SystemExit(code)
