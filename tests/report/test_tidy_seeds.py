@@ -35,14 +35,14 @@ many = few | {
 rows = st.one_of(st.lists(st.fixed_dictionaries(few), max_size=40), st.lists(st.fixed_dictionaries(many), max_size=40))
 
 
-def interval(by_seed, unit, least):
+def interval(by_seed, unit):
     """The interval of the mean of one number per seed, clipped to valid percentages."""
     values = [np.mean(result) for result in by_seed.values()]
     half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
     if max(values) == min(values):
         return np.mean(values), None, None, len(values)
     low, high = np.mean(values) - half, np.mean(values) + half
-    return np.mean(values), *((max(least, low), min(100.0, high)) if unit == "%" else (low, high)), len(values)
+    return np.mean(values), *((max(0.0, low), min(100.0, high)) if unit == "%" else (low, high)), len(values)
 
 
 def numbers_by_key(frame, keys, column):
@@ -68,56 +68,16 @@ def test_means_over_seeds(drawn):
     for row in drawn:
         if row["seed"] is not None and row["arch"] is not None and row["value"] is not None:
             groups[tuple(row.get(key) for key in keys)][row["seed"]].append(row["value"])
-    want = {key: interval(seeds, key[-1], 0.0) for key, seeds in groups.items() if len(seeds) > 1}
+    want = {key: interval(seeds, key[-1]) for key, seeds in groups.items() if len(seeds) > 1}
     result = tidy.over_seeds(tidy.results(drawn))
     assert result.columns == [*keys, "value", "low", "high", "runs"]
     same(numbers_by_key(result, keys, "value"), want)
 
 
-@settings(max_examples=40, deadline=None)
-@given(drawn=rows)
-def test_mean_differences_over_seeds(drawn):
-    keys = ("source", "arch", "size", "tokens", "lr", "base_canon", "canon", *QUESTION)
-    groups = defaultdict(lambda: defaultdict(list))
-    for base in drawn:
-        for canon in drawn:
-            same_fields = all(base.get(key) == canon.get(key) for key in
-                              ("source", "arch", "size", "tokens", "lr", "seed", *QUESTION))  # fmt: skip
-            known = None not in (base["arch"], base["seed"], base["value"], canon["value"])
-            known = known and (base.get("source") != "yours" or base["lr"] is not None)
-            if same_fields and known and base["canon"] in ("none", "b") and canon["canon"] == "ABCD":
-                fields = tuple(base.get(key) for key in QUESTION)
-                key = (*(base.get(k) for k in keys[:5]), base["canon"], "ABCD", *fields)
-                groups[key][base["seed"]].append(canon["value"] - base["value"])
-    want = {key: interval(seeds, key[-1], -100.0) for key, seeds in groups.items() if len(seeds) > 1}
-    result = tidy.paired_over_seeds(tidy.results(drawn))
-    assert result.columns == [*keys, "delta", "low", "high", "runs"]
-    same(numbers_by_key(result, keys, "delta"), want)
-
-
-def test_the_difference_is_taken_seed_by_seed():
-    """Seeds are 50 points apart and Canon is 2 to 4 points better: clear in pairs, but not in unpaired means."""
-    fields = {"arch": "Llama", "task": "depo", "unit": "%"}
-    both = [fields | {"canon": canon, "seed": seed, "value": 20.0 + 25 * seed + gain}
-            for seed, gains in enumerate(((0, 2), (0, 3), (0, 4)))
-            for canon, gain in zip(("none", "ABCD"), gains, strict=True)]  # fmt: skip
-    (row,) = tidy.paired_over_seeds(tidy.results(both)).iter_rows(named=True)
-    truth = stats.ttest_rel([22, 48, 74], [20, 45, 70]).confidence_interval(0.95)
-    assert (row["delta"], row["runs"]) == (3.0, 3)
-    assert (row["low"], row["high"]) == (pytest.approx(truth.low), pytest.approx(truth.high))
-    assert row["low"] > 0
-    plain, canon = tidy.over_seeds(tidy.results(both)).sort("value").iter_rows(named=True)
-    assert canon["low"] < plain["value"] < canon["value"] < plain["high"]
-
-
 def test_intervals_of_percentages_stay_within_0_and_100():
     fields = {"arch": "Llama", "task": "depo", "unit": "%"}
-    losses = [fields | {"canon": canon, "seed": seed, "value": value}
-              for seed, pair in enumerate(((90.0, 10.0), (60.0, 40.0)))
-              for canon, value in zip(("none", "ABCD"), pair, strict=True)]  # fmt: skip
-    ends = tidy.paired_over_seeds(tidy.results(losses)).select("delta", "low", "high", "runs").rows()
-    assert ends == [(-50.0, -100.0, 100.0, 2)]
-    assert tidy.over_seeds(tidy.results(losses)).select("low", "high").rows() == [(0.0, 100.0)] * 2
+    frame = tidy.results([fields | {"seed": seed, "value": value} for seed, value in enumerate((90.0, 10.0))])
+    assert tidy.over_seeds(frame).select("low", "high").rows() == [(0.0, 100.0)]
 
 
 def test_missing_and_infinite_values_do_not_count_as_runs():
@@ -139,4 +99,3 @@ def test_the_eight_seeds_of_the_paper():
     truth = stats.t.interval(0.95, 7, np.mean(lambada), stats.sem(lambada))
     assert (row["value"], row["low"], row["high"]) == pytest.approx((np.mean(lambada), *truth))
     assert result["low"].min() == 0.0  # two hops after 6,000 tokens: 0.0 to 1.2 %, not below 0
-    assert tidy.paired_over_seeds(numbers).is_empty()  # those with Canon layers have one run

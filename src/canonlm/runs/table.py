@@ -311,38 +311,24 @@ def over_seeds(numbers: pl.DataFrame) -> pl.DataFrame:
 
     Columns: source, arch, canon, size, tokens, lr, those of the question, value, low, high, runs.
     """
-    same = [key for key in MODEL if key not in ("model", "seed")]
-    return _over_seeds(numbers, [*same, *QUESTION], "value", 0.0)
-
-
-def paired_over_seeds(numbers: pl.DataFrame) -> pl.DataFrame:
-    """The mean and the 95 % t-interval of the differences of `paired` over seeds at equal settings, for two seeds or
-    more; percentages are cut to −100 to 100.
-
-    Columns: source, arch, size, tokens, lr, base_canon, canon, those of the question, delta, low, high, runs.
-    """
-    same = ["source", "arch", "size", "tokens", "lr", "base_canon", "canon"]
-    return _over_seeds(paired(numbers), [*same, *QUESTION], "delta", -100.0)
-
-
-def _over_seeds(numbers: pl.DataFrame, same: Sequence[str], column: str, floor: float) -> pl.DataFrame:
-    known = numbers.filter(pl.col("seed").is_not_null(), pl.col("arch").is_not_null(), pl.col(column).is_finite())
-    by_seed = known.group_by([*same, "seed"], maintain_order=True).agg(pl.col(column).mean())  # one vote per seed
+    same = [*(key for key in MODEL if key not in ("model", "seed")), *QUESTION]
+    known = numbers.filter(pl.col("seed").is_not_null(), pl.col("arch").is_not_null(), pl.col("value").is_finite())
+    by_seed = known.group_by([*same, "seed"], maintain_order=True).agg(pl.col("value").mean())  # one vote per seed
     grouped = by_seed.group_by(same, maintain_order=True).agg(
-        pl.col(column).mean(),
-        deviation=pl.col(column).std(),
-        unlike=pl.col(column).max() > pl.col(column).min(),
+        pl.col("value").mean(),
+        deviation=pl.col("value").std(),
+        unlike=pl.col("value").max() > pl.col("value").min(),
         runs=pl.len().cast(pl.Int64),
     )
     grouped = grouped.filter(pl.col("runs") > 1)
     factors = pl.Series([t_factor(runs) / math.sqrt(runs) for runs in grouped["runs"]], dtype=pl.Float64)
     half = grouped["deviation"] * factors
-    low, high = pl.col(column) - half, pl.col(column) + half
+    low, high = pl.col("value") - half, pl.col("value") + half
     share, unlike = pl.col("unit") == PERCENT, pl.col("unlike")
     return grouped.select(
         *same,
-        column,
-        low=pl.when(unlike).then(pl.when(share).then(low.clip(lower_bound=floor)).otherwise(low)),
+        "value",
+        low=pl.when(unlike).then(pl.when(share).then(low.clip(lower_bound=0.0)).otherwise(low)),
         high=pl.when(unlike).then(pl.when(share).then(high.clip(upper_bound=100.0)).otherwise(high)),
         runs="runs",
     )

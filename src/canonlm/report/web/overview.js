@@ -154,7 +154,7 @@ VIEWS.overview = () => {
     table(at("overview-seeds-table"), columns, several);
   };
 
-  // The t-interval of canonlm.runs.table.paired_over_seeds; percentages are cut to −100 to 100.
+  // The t-interval of the mean; differences of percentages are cut to −100 to 100.
   const interval = (deltas, question) => {
     const [count, mean, [low, high]] = [deltas.length, average(deltas), extent(deltas)];
     if (low === high) return "all equal";
