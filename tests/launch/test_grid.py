@@ -205,7 +205,9 @@ import json, os, pathlib, signal, sys, time
 folder = pathlib.Path(sys.argv[-1])
 (folder / "env").write_text(json.dumps([os.environ["OMP_NUM_THREADS"], os.environ.get("CUDA_VISIBLE_DEVICES")]))
 def save(*_):
-    time.sleep(plan.get("saves", 0))
+    end = time.monotonic() + plan.get("saves", 0)
+    while time.monotonic() < end and (folder / "began").exists():
+        time.sleep(0.01)
     (folder / "saved").touch()
     sys.exit(130)
 plan = json.loads(pathlib.Path(PLAN).read_text())[folder.name]
@@ -328,6 +330,7 @@ def test_a_second_interrupt_does_not_wait(grid):
         run_grid(runs, 1, lambda grid: None)
     assert time.monotonic() - begin < 300
     assert not (runs[0].folder / "saved").exists()
+    (runs[0].folder / "began").unlink()  # the process ends
 
 
 def test_an_internal_error_leaves_no_process_behind(grid):

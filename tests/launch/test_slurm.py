@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -217,6 +218,36 @@ def test_workers_of_a_node_have_a_gpu_each(monkeypatch):
     assert seen == [(["work"], "3,5"), (["work"], "5")]
     with pytest.raises(SystemExit, match=r"^1$"):
         slurm.worker(lambda arguments: 1, [], False)
+
+
+def test_a_task_does_not_end_before_the_first_one_has_printed_the_error(tmp_path, monkeypatch):
+    """srun ends all tasks with one. The others wait, but not forever: the first task may have no error."""
+    reported, waits = tmp_path / slurm.REPORTED, []
+    monkeypatch.setattr(slurm, "TorchDistributedEnvironment", Mock())
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "")  # the task sets it, and this gives it back
+    monkeypatch.setenv("RANK", "1")
+
+    def wait(seconds):
+        assert not reported.exists()
+        waits.append(seconds)
+        if len(waits) == 3:
+            reported.touch()
+
+    def ended():
+        with pytest.raises(SystemExit, match=r"^2$"):
+            slurm.task(lambda arguments: 2, str(tmp_path / "recipe.yaml"), "")
+
+    monkeypatch.setattr(slurm, "sleep", wait)
+    ended()
+    assert len(waits) == 3
+    monkeypatch.setattr(slurm, "REPORT_S", 0)
+    reported.unlink()
+    ended()
+    monkeypatch.setenv("RANK", "0")
+    reported.unlink()
+    ended()
+    assert len(waits) == 3
+    assert reported.exists()
 
 
 @pytest.mark.parametrize(("workers", "threads", "cores"), [(1, None, 2), (0, None, 1), (3, None, 4), (2, 6, 8)])

@@ -15,6 +15,7 @@ from contextlib import nullcontext, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import monotonic, sleep
 from typing import Any
 
 from submitit import SlurmExecutor
@@ -38,6 +39,9 @@ COUNTS = ["nodes", "gpus", "tasks", "cpus_per_task", "signal_delay_s"]  # gpus a
 
 REPORTED = "reported"
 """A file in a launch's folder: a task was stopped, or failed for a reason that it printed and that would come again."""
+
+REPORT_S = 30.0
+"""Max seconds that the other tasks wait for the first one's report, which never comes if it has no error."""
 
 # No task can decide, as srun ends all of them when one dies. So the job's shell does, before srun and after it.
 BEFORE_SRUN = """\
@@ -202,7 +206,10 @@ def task(main: Callable[[list[str]], int], recipe: str, run: str) -> None:
         if os.environ["RANK"] != "0" and (why := read_json(note)):
             print(f"canonlm: {why['message']}", flush=True)
     if code:
-        write_text(Path(recipe).with_name(REPORTED), "")
+        reported, end = Path(recipe).with_name(REPORTED), monotonic() + REPORT_S
+        while os.environ["RANK"] != "0" and not reported.exists() and monotonic() < end:
+            sleep(0.1)  # srun ends the first process with this one: it may still have to print the same error
+        write_text(reported, "")
         raise SystemExit(code)
 
 
