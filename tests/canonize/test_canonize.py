@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_hosts import DOUBLE, KINDS, canonized, differ, host, ids, logits, with_taps
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.nn.attention.flex_attention import create_block_mask
 from transformers import (
     AutoConfig,
@@ -331,6 +332,16 @@ def test_documents_and_padding_are_read_from_the_masks_of_flex_attention():
     packed = logits(model, tokens, attention_mask=create_block_mask(sees, 2, None, 10, 10, device="cpu"))
     for row, begin, end in [(0, 0, 6), (0, 6, 10), (1, 2, 6), (1, 6, 10)]:
         assert differ(packed[row, begin:end], logits(model, tokens[row : row + 1, begin:end])[0]) < 1e-4
+
+
+def test_tensors_without_values():
+    config = host("llama").config
+    with FakeTensorMode():
+        model: Any = canonlm.canonize(AutoModelForCausalLM.from_config(config), "ABCD")
+        tokens = torch.zeros(2, 8, dtype=torch.long)
+        for kwargs in ({"attention_mask": tokens + 1}, {"position_ids": tokens}):
+            cache = DynamicCache(config=config)
+            assert model(tokens, past_key_values=cache, **kwargs).logits.shape == (2, 8, config.vocab_size)
 
 
 @pytest.mark.parametrize("name", ["cu_seq_lens_q", "seq_idx", "cu_seqlens", "doc_ids"])

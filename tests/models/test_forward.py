@@ -3,11 +3,12 @@
 import pytest
 import torch
 from host_waits import Calls, Waits
+from torch._subclasses import FakeTensorMode
 from torch.nn.modules.module import register_module_forward_hook
 from torch.testing import assert_close
-from transformers import StaticCache
+from transformers import DynamicCache, StaticCache
 
-from canonlm import CanonLayer
+from canonlm import CanonLayer, CanonLMForCausalLM
 from canonlm.models.cache import documents_from_positions
 
 IDS = torch.arange(36).reshape(2, 18) * 7 % 61
@@ -49,6 +50,25 @@ def test_repeated_positions_of_padding_are_not_documents():
 
 
 HYBRID = {"mixers": ["gdn", "gdn", "attention"], "num_hidden_layers": 3, "canon_sets": ["AbCD", "AbCD", "ABCD"]}
+
+
+WINDOW = {"canon_set": "ABCD", "sliding_window": 4}
+
+
+@pytest.mark.parametrize("values", [FakeTensorMode, lambda: torch.device("meta")])
+@pytest.mark.parametrize("fields", [{"canon_set": "ABCD"}, HYBRID, WINDOW, {"canon_set": "ABC", "mlp": "moe"}])
+def test_tensors_without_values(small_model, fields, values):
+    """Tools count memory and FLOPs with such. Every form of padding and documents has the shapes of a plain call."""
+    config = small_model(**fields).config
+    with values():
+        model = CanonLMForCausalLM(config).eval()
+        ids = torch.zeros(2, 18, dtype=torch.long)
+        pairs = torch.ones(2, 1, 18, 18, dtype=torch.bool).tril()
+        inputs = [{"attention_mask": ids + 1}, {"position_ids": ids}, {"doc_ids": ids}, {"labels": ids}]
+        inputs += [] if fields is WINDOW else [{"attention_mask": pairs}]
+        for kwargs in [*inputs, {"attention_mask": ids + 1, "doc_ids": ids}]:
+            cache = DynamicCache(config=config) if "labels" not in kwargs else None
+            assert model(ids, past_key_values=cache, **kwargs).logits.shape == (2, 18, 61)
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ from transformers import Cache, PreTrainedModel
 from canonlm.canonize import canon_cache
 from canonlm.core.cache_name import CACHE, CACHE_NAMES
 from canonlm.core.errors import expected
+from canonlm.ops.compiled import readable
 from canonlm.ops.varlen import Layout, as_documents, has_gaps, new_columns, read_mask, token_columns
 
 
@@ -84,7 +85,7 @@ def layout_of(model: PreTrainedModel, arguments: Mapping[str, Any]) -> HostLayou
 
 def _none_if(values: Tensor | None, test: Any) -> Tensor | None:
     """`values`, or None if the condition holds for them; within a compiled graph it cannot be checked."""
-    if values is None or (not torch.compiler.is_compiling() and bool(test(values))):
+    if values is None or (readable(values) and bool(test(values))):
         return None
     return values
 

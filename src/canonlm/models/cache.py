@@ -16,6 +16,7 @@ from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer, Stat
 from canonlm.core.cache_name import CACHE
 from canonlm.core.errors import expected, unsupported
 from canonlm.ops.canon_conv import for_kernels
+from canonlm.ops.compiled import readable
 from canonlm.ops.varlen import Layout as Layout
 from canonlm.ops.varlen import has_gaps, value_before
 
@@ -59,7 +60,7 @@ def documents_from_positions(position_ids_BT: Tensor, attention_mask_BT: Tensor 
     """
     before, follows = value_before(position_ids_BT, attention_mask_BT)
     restarts = (position_ids_BT <= before) & follows
-    if not torch.compiler.is_compiling() and not restarts.any():
+    if readable(restarts) and not restarts.any():
         return None
     return restarts.cumsum(1)
 

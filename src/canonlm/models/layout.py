@@ -8,7 +8,7 @@ from canonlm.core.errors import expected, unsupported
 from canonlm.models.attend import needs_no_mask
 from canonlm.models.cache import Layout, documents_from_positions, positions_in_documents
 from canonlm.models.config import CanonLMConfig
-from canonlm.ops.compiled import is_exporting
+from canonlm.ops.compiled import is_exporting, readable
 from canonlm.ops.varlen import (
     Documents,
     as_documents,
@@ -69,7 +69,7 @@ def lay_out(
     elif position_ids is not None and time > 1 and not exported:
         doc_ids = documents_from_positions(position_ids.expand(batch, -1), new_mask)
         if doc_ids is not None and past != 0:
-            if not torch.compiler.is_compiling():
+            if readable(doc_ids):
                 what = "no restart behind cached tokens (or doc_ids, of cached and new tokens)"
                 raise expected("position_ids", what, position_ids.tolist())
             doc_ids = None  # a graph cannot tell whether there was one
@@ -95,7 +95,7 @@ def lay_out(
     if doc_ids is None:
         return Layout(attention_mask=new_mask), None, position_ids
     continues = None if doc_ids.shape[1] == time else doc_ids[:, :-time] == doc_ids[:, -time, None]
-    full = attention_mask is None or (mask is not None and not torch.compiler.is_compiling() and bool(mask.all()))
+    full = attention_mask is None or (mask is not None and readable(mask) and bool(mask.all()))
     plain = full and bool(past == 0)
     of_new, without_mask = _for_kernels(config, h_BTD, Documents(doc_ids[:, -time:]), borders, plain, training)
     return Layout(new_mask, of_new, continues=continues, without_mask=without_mask), doc_ids, position_ids
@@ -104,7 +104,7 @@ def lay_out(
 def check_documents(cache: Cache, doc_ids: Tensor | None) -> None:
     """ValueError if the cache was filled with packed documents, and those of these tokens are not given."""
     first = getattr(cache, "documents", None)
-    if first is not None and doc_ids is None and bool((first != 0).any()):
+    if first is not None and doc_ids is None and readable(first) and bool((first != 0).any()):
         raise expected("doc_ids", "those of cached and new tokens, as several documents are cached", None)
 
 
@@ -146,7 +146,7 @@ def _of_prepared(mask: Tensor, past: int | Tensor, doc_ids: Tensor | None, batch
     seen = visible[rows, 0, real.int().argmax(1), : int(past)]  # cached tokens, by the first new one
     # Padding after the first of them is of the same document.
     continues = seen.cummax(1).values if seen.shape[1] else None
-    if not torch.compiler.is_compiling():
+    if readable(mask):
         causal = torch.ones(time, time, dtype=torch.bool, device=mask.device).tril()
         usual = causal & (doc_ids[:, :, None] == doc_ids[:, None]) & real[:, None]
         if bool(((visible[..., int(past) : int(past) + time] != usual[:, None]) & real[:, None, :, None]).any()):

@@ -12,6 +12,7 @@ from canonlm.core.errors import unsupported
 from canonlm.models.cache import records_past
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.positions import alibi_mask
+from canonlm.ops.compiled import readable
 from canonlm.ops.varlen import has_padding_after
 
 
@@ -37,7 +38,7 @@ def make_mask(
     options: dict[str, Any] = {}
     if window is not None and attention_mask is not None and attention_mask.ndim == 2:
         real, new = attention_mask != 0, h_BTD.shape[1]
-        if torch.compiler.is_compiling() or has_padding_after(real, after=False):
+        if not readable(real) or has_padding_after(real, after=False):
             # The library's caches and windows count columns. Ours count tokens: caches keep the last, after padding.
             if cache is not None:
                 if any(map(records_past, cache.layers)):
@@ -55,7 +56,8 @@ def make_mask(
         options["and_mask_function"] = same_document(doc_ids)
     make = create_causal_mask if window is None else create_sliding_window_causal_mask
     # The cache by its place: its name is `past_key_values` before transformers 5.24, and `cache` since.
-    mask = make(config, h_BTD, attention_mask, cache, allow_is_causal_skip=config.alibi is None, **options)
+    skip = config.alibi is None and not h_BTD.is_meta  # if nothing is padded, which the library looks up
+    mask = make(config, h_BTD, attention_mask, cache, allow_is_causal_skip=skip, **options)
     if isinstance(mask, Tensor) and mask.dtype == torch.float64:
         # Eager attention's softmax is in float32, where lower numbers are -inf, and a row of padding alone is NaN.
         mask = mask.clamp(min=torch.finfo(torch.float32).min)

@@ -14,6 +14,7 @@ from canonlm.models.cache import Layout
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.show import by_projection
 from canonlm.ops.autocast import without_autocast
+from canonlm.ops.compiled import readable
 from canonlm.ops.derivatives import by_definition
 
 
@@ -102,8 +103,8 @@ class MoE(nn.Module):
             capacity = (self.capacity_factor * tokens.double() / self.num_experts).ceil()
         else:
             capacity = tokens_per_expert_E.max()
-            unknown = torch.compiler.is_compiling() or by_definition() or x_ND.is_meta
-            places = x_ND.shape[0] if unknown else int(capacity)
+            known = readable(x_ND) and not by_definition()
+            places = int(capacity) if known else x_ND.shape[0]
         queue_N = chosen_NE.cumsum(0).gather(1, choice_N[:, None])[:, 0] - 1
         # One slot more than there are places: for the tokens that no expert takes.
         slot_N = torch.where(real_N & (queue_N < capacity), choice_N * places + queue_N, self.num_experts * places)

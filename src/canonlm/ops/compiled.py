@@ -5,12 +5,18 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 
 
 @torch.compiler.assume_constant_result
 def is_exporting() -> bool:
     """Whether a program is exported. In torch 2.11, `torch.compiler.is_exporting()` is True in all compiled code."""
     return torch.compiler.is_exporting()
+
+
+def readable(x: Tensor) -> bool:
+    """Whether values of `x` can be read: not in a graph that is compiled, nor of meta and fake tensors."""
+    return not (torch.compiler.is_compiling() or x.is_meta or isinstance(x, FakeTensor))
 
 
 def materialize(x: Tensor) -> Tensor:

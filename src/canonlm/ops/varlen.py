@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from canonlm.core.errors import expected
+from canonlm.ops.compiled import readable
 from canonlm.ops.context_parallel import Op, Span, on_whole_rows, own
 
 MIN_DOCUMENTS = 16
@@ -169,10 +170,10 @@ def previous_real(real_BT: Tensor) -> Tensor:
 
 def has_gaps(real_BT: Tensor, after: bool) -> bool:
     """Whether padding stands between real tokens, some of which came before these if `after`. On a GPU this waits for
-    the device; a graph that is compiled serves both cases."""
+    the device; where values cannot be read, both cases are served."""
     if real_BT.shape[1] == 1:
         return False
-    if torch.compiler.is_compiling():
+    if not readable(real_BT):
         return True
     some_later_BT = real_BT.flip(1).cumsum(1).flip(1) > 0
     return bool((_past_the_first(real_BT, after) & some_later_BT).any())
