@@ -26,10 +26,10 @@ from canonlm.experiments.profile import SCALE, profile
 from canonlm.experiments.profile_results import SOLVED, Profile, profiled
 from canonlm.experiments.schema import Experiment, load
 from canonlm.runs.load import Run
-from canonlm.runs.seed_statistics import normal_difference, safe_difference
+from canonlm.runs.seed_statistics import min_seeds, normal_difference, safe_difference
 
 HERE = Path(__file__).parent
-RUNS, OF_A_PROFILE = 20, 5
+RUNS, OF_A_PROFILE = 20, min_seeds(1)
 
 
 class Known(NamedTuple):
@@ -48,27 +48,24 @@ def known() -> dict[tuple[str, str], Known]:
     for point in grid.points(atlas, SCALE):
         if (rate := grid.tuned(atlas, point, kept)) is None:
             continue
-        names = [run.name for run in grid.reported(atlas, point, kept, RUNS)]
+        planned = grid.reported(atlas, point, kept, RUNS)
         tuning = [run.name for run in grid.tuning_runs(atlas, point, kept) if run.config.train.optim.lr == rate]
-        if all(name in kept for name in names):
-            fresh = [kept[name] for name in names]
-            scores = [score(run, atlas.settings[point.setting]) for run in fresh]
+        if all(run.name in kept for run in planned):
+            fresh = [kept[run.name] for run in planned]
+            scores = [score(kept[run.name], atlas.settings[point.setting], run.config.train.steps) for run in planned]
             task = point.setting.removesuffix("-atlas")
             complete[task, point.arch] = Known(rate, fresh, [kept[name] for name in tuning], scores)
     return complete
 
 
-def page(experiment: Experiment, runs: dict[str, Known], rng: np.random.Generator) -> Profile:
-    """A profile of one architecture under two names. runs: by task."""
-    outcomes = {}
-    for task, law in runs.items():
-        fresh = iter(rng.permutation(len(law.fresh)))
-        for point in grid.points(experiment, SCALE):
-            if point.setting.startswith(f"{task}-{SCALE}"):
-                tuning = iter(rng.permutation(len(law.tuning)))
-                outcomes |= {run.name: law.tuning[next(tuning)] for run in grid.tuning_runs(experiment, point)}
-                reported = grid.reported(experiment, point, outcomes, OF_A_PROFILE)
-                outcomes |= {run.name: law.fresh[next(fresh)] for run in reported}
+def page(experiment: Experiment, law: Known, rng: np.random.Generator) -> Profile:
+    """A profile of one architecture under two names, on one task."""
+    outcomes, fresh = {}, iter(rng.permutation(len(law.fresh)))
+    for point in grid.points(experiment, SCALE):
+        tuning = iter(rng.permutation(len(law.tuning)))
+        outcomes |= {run.name: law.tuning[next(tuning)] for run in grid.tuning_runs(experiment, point)}
+        reported = grid.reported(experiment, point, outcomes, OF_A_PROFILE)
+        outcomes |= {run.name: law.fresh[next(fresh)] for run in reported}
     return profiled(experiment, outcomes)
 
 
@@ -101,19 +98,15 @@ def least_coverage(
 
 
 def false_profiles(laws: dict[tuple[str, str], Known], pages: int, rng: np.random.Generator) -> dict[str, object]:
-    """Profiles of one architecture under two names: those with a false verdict. The first page has the first
-    architecture of each task, and so on."""
-    tasks = list(dict.fromkeys(task for task, _ in laws))
-    of_task = [[law for (task, _), law in laws.items() if task == each] for each in tasks]
+    """Profiles of one architecture under two names: those with a false verdict, equally many of each architecture."""
     found: list[tuple[int, int]] = []
-    for one_each in zip(*of_task, strict=True):
-        experiment, runs = profile(["llama", "llama+canon"], tasks), dict(zip(tasks, one_each, strict=True))
+    for (task, _), law in laws.items():
+        experiment = profile(["llama", "llama+canon"], [task])
         for name, setting in experiment.settings.items():
-            rate = runs[name.split("-")[0]].rate
-            experiment.settings[name] = setting.model_copy(update={"rates": [rate], "widen": 0})
-        found += [verdicts(page(experiment, runs, rng)) for _ in range(pages // len(of_task[0]))]
+            experiment.settings[name] = setting.model_copy(update={"rates": [law.rate], "widen": 0})
+        found += [verdicts(page(experiment, law, rng)) for _ in range(pages // len(laws))]
     ends, speeds = (sum(bool(verdict) for verdict in kind) for kind in zip(*found, strict=True))
-    return {"pages": len(found), "tasks": tasks, "with a verdict on scores": ends, "on speeds": speeds}
+    return {"pages": len(found), "seeds": OF_A_PROFILE, "with a verdict on scores": ends, "on speeds": speeds}
 
 
 def main(pages: int) -> dict[str, object]:

@@ -1,14 +1,15 @@
 """How often intervals and verdicts are right, on simulated runs whose distributions are known.
 
-    python benchmarks/verdicts.py [--pages 2000] [--only coverage,tuning,pages,margins,power]
+    python benchmarks/verdicts.py [--pages 2000] [--only coverage,tuning,pages,margins,power,speeds]
 
 Writes benchmarks/results/verdicts.json after each part; 2,000 pages take about 20 minutes of a core. The distributions
 are those of the runs that we keep (`atlas`: drawn from them with replacement) and worse ones: runs that solve a task or
-do not, rare failures, skew, ties, unequal spread, correlated pairs. The functions judged are
-`canonlm.runs.seed_statistics` and `canonlm.experiments.verdicts.state_of`.
+do not, rare failures, skew, ties, unequal spread, correlated pairs. The functions judged are those of
+`canonlm.runs.seed_statistics` and `canonlm.runs.speed`, and `canonlm.experiments.verdicts.state_of`.
 """
 
 import argparse
+import itertools
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -21,13 +22,16 @@ import numpy as np
 from canonlm.core.files import write_text
 from canonlm.experiments.verdicts import state_of
 from canonlm.runs.seed_statistics import (
+    LEVEL,
     compare,
     gaffke_interval,
+    min_seeds,
     normal_difference,
     safe_difference,
     t_interval,
     visible_gap,
 )
+from canonlm.runs.speed import Speed, speed_factor
 
 RESULT = Path(__file__).parent / "results" / "verdicts.json"
 QUESTIONS = 1_000  # of a run
@@ -186,6 +190,52 @@ def power(laws: tuple[Law, Law], seeds: int, pairs: int, pages: int, rng: np.ran
     return sum(compare({"": a}, {"": b}, QUESTIONS, pairs=pairs).state == "higher" for a, b in draws) / pages
 
 
+END, EVERY = 600, 50  # the steps of a run, and from one evaluation to the next
+Draw = Callable[[np.random.Generator, int], np.ndarray]
+
+
+def learns(steps: float, sd: float) -> Draw:
+    """Steps to a score, lognormal; later ones than END are not seen."""
+    return lambda rng, seeds: steps * np.exp(sd * rng.normal(size=seeds))
+
+
+def early_or_late(early: float, late: float, share: float = 0.5) -> Draw:
+    return lambda rng, seeds: np.where(rng.random(seeds) < share, early, late) * np.exp(0.02 * rng.normal(size=seeds))
+
+
+EQUALLY_FAST: dict[str, tuple[Draw, Draw]] = {
+    "steady / half of the runs early, half late": (learns(275, 0.02), early_or_late(175, 375)),
+    "steady / half early, half never": (learns(275, 0.02), early_or_late(175, math.inf)),
+    "half early, half never / the same": (early_or_late(175, math.inf), early_or_late(175, math.inf)),
+    "sd 0.3 / the same": (learns(275, 0.3), learns(275, 0.3)),
+    "sd 0.8 / the same": (learns(275, 0.8), learns(275, 0.8)),
+    "sd 0.02 / sd 0.8": (learns(275, 0.02), learns(275, 0.8)),
+    "late, sd 0.5 / the same": (learns(550, 0.5), learns(550, 0.5)),
+    "one in ten never / the same": (early_or_late(275, math.inf, 0.9), early_or_late(275, math.inf, 0.9)),
+}
+FASTER: dict[str, tuple[Draw, Draw]] = {
+    "twice as fast, sd 0.1": (learns(175, 0.1), learns(350, 0.1)),
+    "twice as fast, sd 0.3": (learns(175, 0.3), learns(350, 0.3)),
+    "three times as fast, sd 0.3": (learns(125, 0.3), learns(375, 0.3)),
+    "the other never gets there": (learns(275, 0.3), early_or_late(math.inf, math.inf)),
+}
+
+
+def called_faster(draws: tuple[Draw, Draw], seeds: int, pairs: int, pages: int, rng: np.random.Generator) -> float:
+    """The share of pages on which a pair has an interval of speeds without 1."""
+    found = 0
+    for _ in range(pages):
+        shown = (_speed(draws, seeds, pairs, rng) for _ in range(pairs))
+        found += any(each is not None and not each.low <= 1 <= each.high for each in shown)
+    return found / pages
+
+
+def _speed(draws: tuple[Draw, Draw], seeds: int, pairs: int, rng: np.random.Generator) -> Speed | None:
+    seen = (EVERY * np.ceil(draw(rng, seeds) / EVERY) for draw in draws)
+    ours, theirs = ([step if step <= END else None for step in each.tolist()] for each in seen)
+    return speed_factor(ours, theirs, END, LEVEL / pairs, every=EVERY)
+
+
 def part(name: str, pages: int) -> dict[str, float]:
     """The results of one part, by what they are."""
     rng = np.random.default_rng(0)
@@ -225,6 +275,11 @@ def part(name: str, pages: int) -> dict[str, float]:
             for what, laws in DIFFERENT.items():
                 for pairs in (1, 6):
                     note(f"{what}, {seeds} seeds, {pairs} pairs", power(laws, seeds, pairs, pages // 4, rng))
+        elif name == "speeds":
+            for (what, draws), pairs in itertools.product((EQUALLY_FAST | FASTER).items(), (1, 6)):
+                enough = max(seeds, min_seeds(pairs))
+                share = called_faster(draws, enough, pairs, pages // pairs, rng)
+                note(f"{what}, {enough} seeds, {pairs} pairs", share)
     if name == "power":
         for seeds in (5, 7, 10, 20, 40):
             note(f"visible gap of steady runs at 0.9 and 0.5, {seeds} seeds", visible_gap([0.9] * 2, [0.5] * 2, seeds))
@@ -235,7 +290,7 @@ def _arms(first: Law, other: Law, pairs: int, seeds: int, rng: np.random.Generat
     return [first.draw(rng, seeds), *(other.draw(rng, seeds) for _ in range(pairs))]
 
 
-PARTS = ("coverage", "pages", "tuning", "margins", "power")
+PARTS = ("coverage", "pages", "tuning", "margins", "power", "speeds")
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])

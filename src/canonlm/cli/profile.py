@@ -31,7 +31,7 @@ TASKS = typer.Option(
     "default), tracking, recall and length. docs/profile.md has the tasks of each.",
 )
 SEEDS = typer.Option(
-    help="Seeds for each architecture. Default: as many as verdicts need, which is 5 for up to six comparisons; "
+    help="Seeds for each architecture. Default: as many as verdicts need, which is 6 for one comparison and 8 for six; "
     "with --quick 1."
 )
 QUICK = typer.Option(

@@ -1,14 +1,18 @@
 """How much faster one architecture learns than another: ratios of the steps to a score, where some runs never reach it.
 
-A run that ends before it reaches the score is censored: all that is known is that it needs more steps. The factor f
-between two architectures is that by which all steps of the faster one are shorter. Its interval has every f that an
-exact permutation test does not reject, after the faster one's steps are multiplied by f and both are cut at the same
-step (Gehan's generalised Wilcoxon test, 1965). Nothing is assumed about the distribution of steps.
+A run that ends before it reaches the score is censored: all that is known is that it needs more steps. The factor
+between two architectures is the one by which the steps of the faster one are multiplied, before both are cut at the
+same step, so that a run of one is as likely to be the earlier as a run of the other (Gehan, 1965). Its interval has
+every factor at which the earlier runs are not improbably many, whatever the distributions of steps: the share of pairs
+of runs in which ours is earlier deviates from one half at most as the mean of independent coins does, one for each run
+of the smaller group (Hoeffding, 1963, section 5b). A permutation test assumes that steps have one distribution: where
+all runs of one take 300 steps, and those of the other 200 or 400, it finds a difference in 38 % of cases.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -36,9 +40,9 @@ def speed_factor(ours: Steps, theirs: Steps, end: float, level: float = LEVEL, *
     """The factor between two architectures that were trained for `end` steps; None if the runs say nothing about it, as
     too few reach the score.
 
-    The estimate is the middle of the factors with the largest p-value. every: the number of steps between evaluations:
-    a run may have reached the score that much earlier than it was seen to, so the interval goes down to the factor at
-    which all of theirs did, and up to the one at which all of ours did.
+    The estimate is the middle of the factors at which both are earlier equally often, or nearly. every: the number of
+    steps between evaluations: a run may have reached the score that much earlier than it was seen to, so the interval
+    goes down to the factor at which all of theirs did, and up to the one at which all of ours did.
     """
     speed = _factor(ours, theirs, end, level)
     if speed is None or not every:
@@ -63,20 +67,22 @@ def _factor(ours: Steps, theirs: Steps, end: float, level: float) -> Speed | Non
     borders = {*(other[:, None] / finite).ravel().tolist(), *(end / finite).tolist(), *(other / end).tolist()}
     edges = [0.0, *sorted(borders), math.inf]
     ranges = [(edge, edge) for edge in edges[1:-1]] + list(pairwise(edges))
-    p = {each: _p(a * _inside(*each), b, end * min(1.0, _inside(*each))) for each in ranges}
-    kept = [each for each in ranges if p[each] > level]
-    best = [each for each in kept if p[each] >= max(p.values()) - 1e-12]
-    low, high = min(first for first, _ in best), max(last for _, last in best)
-    if low == 0 and high == math.inf:
-        return None
+    runs = min(len(a), len(b))
+    leads = {each: _lead(a * _inside(*each), b, end * min(1.0, _inside(*each))) for each in ranges}
+    kept = [each for each in ranges if _chance(leads[each], runs) > level]
+    best = [each for each in ranges if leads[each] == min(leads.values())]
+    factor = math.sqrt(min(first for first, _ in best)) * math.sqrt(max(last for _, last in best))
     ends = min(first for first, _ in kept), max(last for _, last in kept)
-    return Speed(math.sqrt(low) * math.sqrt(high), *ends, reached)
+    return Speed(factor, *ends, reached) if 0 < factor < math.inf or ends != (0, math.inf) else None
 
 
 def equal_speed_p(ours: Steps, theirs: Steps, end: float) -> float:
-    """The permutation test of equal distributions of the steps to a score."""
+    """The exact permutation test, two-sided, of equal distributions of the steps to a score."""
     a, b = (np.array([math.inf if step is None else step for step in steps], dtype=float) for steps in (ours, theirs))
-    return _p(a, b, end)
+    known = _cut(np.concatenate([a, b]), end)
+    later = (known[:, None] > known[None]).sum(1) - (known[:, None] < known[None]).sum(1)
+    statistics = np.abs(labellings(len(a), len(known)) @ later)
+    return float((statistics >= statistics[0] - 1e-9).mean())
 
 
 def _inside(low: float, high: float) -> float:
@@ -86,12 +92,28 @@ def _inside(low: float, high: float) -> float:
     return 2 * low if high == math.inf else math.sqrt(low * high)
 
 
-def _p(a: NDArray[np.float64], b: NDArray[np.float64], end: float) -> float:
-    """Permutation test, two-sided, of equal distributions of steps that are cut after `end`."""
-    steps = np.round(np.concatenate([a, b]) / end, 9)  # a factor makes steps equal
-    known = np.where(steps > 1, math.inf, steps)
-    with np.errstate(invalid="ignore"):
-        later = (known[:, None] > known[None]).sum(1) - (known[:, None] < known[None]).sum(1)
-    labels = labellings(len(a), len(steps))
-    statistics = np.abs(labels @ later)
-    return float((statistics >= statistics[0] - 1e-9).mean())
+def _cut(steps: NDArray[np.float64], end: float) -> NDArray[np.float64]:
+    """In units of `end`, and 2 for later ones. Rounded, as a factor makes steps equal."""
+    shares = np.round(steps / end, 9)
+    return np.where(shares > 1, 2.0, shares)
+
+
+def _lead(a: NDArray[np.float64], b: NDArray[np.float64], end: float) -> float:
+    """How far the share of pairs in which one is earlier is from one half, either way; 0 to 0.5. Ties count half."""
+    ours, theirs = _cut(a, end)[:, None], _cut(b, end)[None]
+    return abs(int((ours < theirs).sum()) - int((ours > theirs).sum())) / (2 * ours.size * theirs.size)
+
+
+@cache
+def _chance(lead: float, runs: int) -> float:
+    """The max probability of a lead so large, or larger, if both are equally likely to be earlier. runs: of the group
+    with fewer. No convex function of the share, such as (share − u)+, has a larger mean than with that many coins; this
+    is the smallest of the bounds that follow for all u."""
+    coins = [(heads / runs, math.comb(runs, heads) / 2**runs) for heads in range(runs + 1)]
+    share = 0.5 + lead
+    bounds = (
+        sum(probability * max(0.0, each - u) for each, probability in coins) / (share - u)
+        for u, _ in coins
+        if u < share - 1e-12
+    )
+    return min(1.0, 2 * min(bounds))
