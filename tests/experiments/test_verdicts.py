@@ -289,7 +289,7 @@ def test_a_file_of_yours_may_have_the_name_of_one_of_ours(tmp_path):
 
 
 def test_steps_to_a_score_are_compared_where_a_claim_is_about_speed(mine):
-    experiment = mine("higher", 1.5, more="    steps_to: 0.5\n")
+    experiment = of_five(mine("higher", 1.5, more="    steps_to: 0.5\n"), {6: 0.05})
     outcomes = finish(experiment, around(0.9, 0.2))
     [verdict] = judge(experiment, "micro", outcomes)
     [compared] = verdict.compared  # the other one never reaches it, this one in the first of two evaluations
@@ -317,7 +317,7 @@ def test_steps_to_a_score_are_compared_where_a_claim_is_about_speed(mine):
 )  # fmt: skip
 def test_slower_means_a_ratio_of_steps_below_one(mine, expect, smallest, state):
     """Canon layers need about four times the steps here."""
-    experiment = mine(expect, smallest, more="    steps_to: 0.5\n")
+    experiment = of_five(mine(expect, smallest, more="    steps_to: 0.5\n"), {7: 0.05})
     outcomes = finish(experiment, around(0.9, 0.2))
     for run in plan([experiment], "micro", OUT, outcomes):
         first = (400 if "canon" in run.config.arch else 100) + 10 * (run.config.train.seed % 5)

@@ -41,6 +41,12 @@ def test_a_step_lies_before_the_evaluation_that_sees_it():
     assert (seen.low, seen.factor, seen.high) == pytest.approx((1.5, 2, 4))
 
 
+def test_no_factor_makes_many_equal_runs_equally_often_earlier():
+    """With more than 2, all of theirs are earlier; with less, four in ten. So it is 2, with the step that is earlier."""
+    speed = speed_factor([200] * 90, [100] * 35 + [400] * 55, 600)
+    assert (speed.low, speed.factor, speed.high) == pytest.approx((0.5, 2, 2))
+
+
 STEPS = st.lists(st.one_of(st.none(), st.integers(1, 60).map(lambda step: 10 * step)), min_size=5, max_size=7)
 
 

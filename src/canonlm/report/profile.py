@@ -152,6 +152,8 @@ def planned(profile: Profile) -> list[str]:
 
 def factor(speed: Speed) -> str:
     """`5.3 [3.1, 12]`; `more than 3.1` where no run of the slower one gets there; or NOT_KNOWN."""
+    if (speed.low, speed.high) == (0, math.inf):
+        return NOT_KNOWN
     ends = f"[{_times(speed.low)}, {_times(speed.high) if speed.high < math.inf else 'unbounded'}]"
     if speed.factor == math.inf:
         return f"more than {_times(speed.low)}" if speed.low > 1 else NOT_KNOWN
@@ -213,7 +215,7 @@ def _reached(arm: Arm, share: float, task: TaskProfile) -> str:
 
 def _speed(arm: Arm, first: Arm, speed: Speed | None, share: float) -> str:
     much = "half" if share == HALF else percent(share)
-    if speed is None:
+    if speed is None or (0 < speed.factor < math.inf and factor(speed) == NOT_KNOWN):
         return f"too few runs of {arm.arch} and {first.arch} get {much} right to tell which is faster."
     if speed.factor in (0, math.inf):
         only, other = (arm, first) if speed.factor else (first, arm)

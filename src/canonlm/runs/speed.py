@@ -2,11 +2,12 @@
 
 A run that ends before it reaches the score is censored: all that is known is that it needs more steps. The factor
 between two architectures is the one by which the steps of the faster one are multiplied, before both are cut at the
-same step, so that a run of one is as likely to be the earlier as a run of the other (Gehan, 1965). Its interval has
-every factor at which the earlier runs are not improbably many, whatever the distributions of steps: the share of pairs
-of runs in which ours is earlier deviates from one half at most as the mean of independent coins does, one for each run
-of the smaller group (Hoeffding, 1963, section 5b). A permutation test assumes that steps have one distribution: where
-all runs of one take 300 steps, and those of the other 200 or 400, it finds a difference in 38 % of cases.
+same step, so that a run of one is as likely to be the earlier as a run of the other (Gehan, 1965). Its interval goes
+from the first factor at which the earlier runs are not improbably many to the last, whatever the distributions of
+steps: the share of pairs of runs in which ours is earlier deviates from one half at most as the mean of independent
+coins does, one for each run of the smaller group (Hoeffding, 1963, section 5b). A permutation test assumes that steps
+have one distribution: where all runs of one take 300 steps, and those of the other 200 or 400, it finds a difference in
+38 % of cases.
 """
 
 import math
@@ -67,13 +68,14 @@ def _factor(ours: Steps, theirs: Steps, end: float, level: float) -> Speed | Non
     borders = {*(other[:, None] / finite).ravel().tolist(), *(end / finite).tolist(), *(other / end).tolist()}
     edges = [0.0, *sorted(borders), math.inf]
     ranges = [(edge, edge) for edge in edges[1:-1]] + list(pairwise(edges))
-    runs = min(len(a), len(b))
     leads = {each: _lead(a * _inside(*each), b, end * min(1.0, _inside(*each))) for each in ranges}
-    kept = [each for each in ranges if _chance(leads[each], runs) > level]
-    best = [each for each in ranges if leads[each] == min(leads.values())]
-    factor = math.sqrt(min(first for first, _ in best)) * math.sqrt(max(last for _, last in best))
-    ends = min(first for first, _ in kept), max(last for _, last in kept)
-    return Speed(factor, *ends, reached) if 0 < factor < math.inf or ends != (0, math.inf) else None
+    likely = {each for each in ranges if _chance(abs(leads[each]), min(len(a), len(b))) > level}
+    # Ours are the earlier ones at smaller factors, and the later ones at larger ones.
+    first, low = (min(each[0] for each in ranges if leads[each] <= 0 or each in kept) for kept in (set(), likely))
+    last, high = (max(each[1] for each in ranges if leads[each] >= 0 or each in kept) for kept in (set(), likely))
+    factor = math.sqrt(first) * math.sqrt(last)
+    few = sum(reached) < min(len(a), len(b)) and not 0 < factor < math.inf and (low, high) == (0, math.inf)
+    return None if few else Speed(factor, low, high, reached)
 
 
 def equal_speed_p(ours: Steps, theirs: Steps, end: float) -> float:
@@ -99,9 +101,9 @@ def _cut(steps: NDArray[np.float64], end: float) -> NDArray[np.float64]:
 
 
 def _lead(a: NDArray[np.float64], b: NDArray[np.float64], end: float) -> float:
-    """How far the share of pairs in which one is earlier is from one half, either way; 0 to 0.5. Ties count half."""
+    """The share of pairs of runs in which ours is earlier, minus one half. Ties count half."""
     ours, theirs = _cut(a, end)[:, None], _cut(b, end)[None]
-    return abs(int((ours < theirs).sum()) - int((ours > theirs).sum())) / (2 * ours.size * theirs.size)
+    return (int((ours < theirs).sum()) - int((ours > theirs).sum())) / (2 * ours.size * theirs.size)
 
 
 @cache
