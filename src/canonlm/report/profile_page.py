@@ -16,10 +16,10 @@ INTERVALS = "Intervals: 95 %, of the mean over seeds, for three seeds or more"
 SCORES = f"Score after training, by task. {INTERVALS}. Pale dots: single seeds. The dotted line: what guessing scores."
 NUMBERS = (
     f"{INTERVALS}. Differences are in points. Each interval of a score stands alone; those of differences hold for "
-    "all pairs of the page together, and those of speeds do by themselves, at one share of right answers. Half right: how "
-    f"many times faster half of them are right. Solved: runs that end with at least {percent(SOLVED)} right. Up to: the hardest kind of "
-    "question of which the mean is at least that, as is that of all easier ones. Other seeds: the first architecture "
-    "against itself."
+    "all pairs of the page together, and those of speeds do by themselves, at one share of right answers. Half right: "
+    f"how many times faster half of them are right. Solved: runs that end with at least {percent(SOLVED)} right. Up "
+    "to: the hardest kind of question of which the mean is at least that, as is that of all easier ones. Other seeds: "
+    "the first architecture against itself."
 )
 NUMBERS_UNTIL = (
     "The intervals of speeds hold for all pairs of the page together. Get there: runs with as much right at any "
