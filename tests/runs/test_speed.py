@@ -42,7 +42,7 @@ def test_a_step_lies_before_the_evaluation_that_sees_it():
 
 
 def test_no_factor_makes_many_equal_runs_equally_often_earlier():
-    """With more than 2, all of theirs are earlier; with less, four in ten. So it is 2, with the step that is earlier."""
+    """Below 2, six in ten of theirs are later than ours; above it none is. So it is 2, where two steps are equal."""
     speed = speed_factor([200] * 90, [100] * 35 + [400] * 55, 600)
     assert (speed.low, speed.factor, speed.high) == pytest.approx((0.5, 2, 2))
 
