@@ -191,6 +191,14 @@ claims:
             "steps_to: 0.5\n    relative: true\n    paper: none",
             "claims.C06.steps_to: expected no measure",
         ),
+        (
+            MINE.strip().partition("micro:")[2],
+            MINE.strip()
+            .partition("micro:")[2]
+            .replace("depo-micro", "brevo-micro")
+            .replace("0.1}]", "2}]\n    steps_to: 0.5"),
+            'claims.C06.at.micro.setting: expected 6 fresh seeds for speeds, got "brevo-micro"',
+        ),
     ],
 )
 def test_a_mistake_is_one_line(tmp_path, before, after, message):

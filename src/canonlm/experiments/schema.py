@@ -5,6 +5,7 @@ and the smallest difference that matters. The sha256 of the file and of its sett
 a changed file is another experiment.
 """
 
+import itertools
 import json
 import re
 from collections.abc import Mapping
@@ -365,6 +366,10 @@ def _check_claim(experiment: Experiment, number: str, claim: Claim) -> None:
                 {s for p in experiment.panels(scale) for s in p.settings},
             )
             raise InvalidSetting(key, unknown(key, at.setting, trained, "settings"))
+        seeds, level = max(experiment.settings[at.setting].looks.items(), default=(0, 1.0))
+        needed = next(n for n in itertools.count() if 2 ** (1 - n) <= level / len(claim.pairs))
+        if claim.steps_to is not None and 0 < seeds < needed:  # see `canonlm.runs.speed`
+            raise expected(f"claims.{number}.at.{scale}.setting", f"{needed} fresh seeds for speeds", at.setting)
         kinds, measure = experiment.settings[at.setting].kinds, claim.measure or experiment.settings[at.setting].measure
         if measure is None and claim.relative:
             raise expected(f"claims.{number}.relative", "a measure: ratios of accuracies have no safe interval", True)
