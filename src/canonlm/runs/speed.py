@@ -5,7 +5,7 @@ between two architectures is the one by which the steps of the faster one are mu
 same step, so that a run of one is as likely to be the earlier as a run of the other (Gehan, 1965). Its interval goes
 from the first factor at which the earlier runs are not improbably many to the last, whatever the distributions of
 steps: the share of pairs of runs in which ours is earlier deviates from one half at most as the mean of independent
-coins does, one for each run of the smaller group (Hoeffding, 1963, section 5b). A permutation test assumes that steps
+coins does, one for each run of the smaller group (Hoeffding, 1963, section 5). A permutation test assumes that steps
 have one distribution: where all runs of one take 300 steps, and those of the other 200 or 400, it finds a difference in
 38 % of cases.
 """
