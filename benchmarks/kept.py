@@ -1,6 +1,6 @@
-"""Final scores in the kept rows of a setting, of its seeds from FIRST_SEED on: accuracies in percent, or a measure.
+"""Final scores in the kept rows of settings, of their seeds from FIRST_SEED on: accuracies in percent, or a measure.
 
-python benchmarks/kept.py copying-micro first=all [SEED_SET [FIRST_SEED]]
+python benchmarks/kept.py copying-micro,copying-atlas first=all [SEED_SET [FIRST_SEED]]   # rows of both
 python benchmarks/kept.py text-micro loss_beyond 0 200
 python benchmarks/kept.py s3-words n=8 0 200 +canon=64   # all pairs with and without it; 64 questions a run
 python benchmarks/kept.py text-micro-depths loss 0 400 +canon   # of a measure
@@ -17,14 +17,15 @@ from canonlm.runs.seed_statistics import LEVEL, normal_difference, safe_differen
 
 
 def by_seed(
-    setting: str, score: str, seed_set: str = "0", first_seed: str = "0"
+    settings: str, score: str, seed_set: str = "0", first_seed: str = "0"
 ) -> dict[tuple[str, str, str], dict[int, float]]:
     """The accuracies on a slice, in percent, or a measure, at the end of training: for each seed, by architecture, size
     and learning rate."""
-    with (OWN_RESULTS / f"{setting}.csv").open(newline="", encoding="utf-8") as file:
-        fresh = (row for row in csv.DictReader(file) if row["split"] == "test")
-        first = SEEDS_OF_A_SET * int(seed_set) + int(first_seed)
-        rows = [row for row in fresh if first <= int(row["seed"]) < SEEDS_OF_A_SET * (int(seed_set) + 1)]
+    first, rows = SEEDS_OF_A_SET * int(seed_set) + int(first_seed), []
+    for setting in settings.split(","):
+        with (OWN_RESULTS / f"{setting}.csv").open(newline="", encoding="utf-8") as file:
+            fresh = [row for row in csv.DictReader(file) if row["split"] == "test"]
+        rows += [row for row in fresh if first <= int(row["seed"]) < SEEDS_OF_A_SET * (int(seed_set) + 1)]
     last = {row["run"]: row for row in sorted(rows, key=lambda row: int(row["step"]))}
     by_arm: dict[tuple[str, str, str], dict[int, float]] = defaultdict(dict)
     for row in sorted(last.values(), key=lambda row: int(row["seed"])):
