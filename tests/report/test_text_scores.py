@@ -75,6 +75,16 @@ def test_equal_digits_have_no_winner(tmp_path):
     )
 
 
+def test_runs_without_a_loss_are_named(tmp_path):
+    for arch, seed, loss in (("llama", 0, 2.0), ("llama", 1, math.nan), ("llama+canon", 0, 1.9), ("gla5", 0, None)):
+        evals = [text_evaluation(10, {"web": (loss or 2.0, 1.0, 1000)})]
+        write_text_run(tmp_path / f"{arch}{seed}", arch=arch, seed=seed, evals=evals, finished=loss is not None)
+    [section] = load_play(tmp_path).texts
+    assert answer(section).endswith(
+        " 1 of 2 runs of llama has no final score, and the rest is a selection. gla5 has no finished run."
+    )
+
+
 def test_the_page_and_the_terminal_have_the_table(played):
     text, page = printed(played, width=150), page_of(played)
     lowest = "llama+canon has the lowest loss on held-out text: llama+canon 1.700 (3 runs) and llama 2.100 (3 runs);"

@@ -12,6 +12,7 @@ from canonlm.experiments.published.runs import runs_frame
 from canonlm.report import load_play, read_runs, render, summarise
 from canonlm.report.charts import learning_curves
 from canonlm.report.format import in_words, number, percent, points, quantity, scale_words, signed, slice_label, span
+from canonlm.report.section import section_blocks
 from canonlm.report.sentences import verdict
 from canonlm.report.theme import DARK, LOOKS, looks
 from canonlm.runs import task_info
@@ -132,6 +133,76 @@ def test_three_architectures_are_compared_two_by_two(tmp_path):
     assert last.startswith("b scores higher than c")
 
 
+def with_lost(folder, scores):
+    """`scores`: {arch: correct of 100 of each seed, None for a run that has not finished}."""
+    for arch, of_seeds in scores.items():
+        for seed, right in enumerate(of_seeds):
+            rows = [evaluation(10, {("k", 1): (right or 0, 100)})]
+            write_run(folder / f"{arch}{seed}", arch=arch, seed=seed, evals=rows, finished=right is not None)
+    [section] = load_play(folder).sections
+    return section
+
+
+def answer_of(folder, scores):
+    return section_blocks(with_lost(folder, scores), 0)[0]["answer"].removeprefix("At the best learning rates, ")
+
+
+LOST, LUCK, RIGHT, WRONG = [None], [100] * 8 + [0] * 8, [100] * 6, [0] * 6
+
+
+@pytest.mark.parametrize(
+    ("scores", "text"),
+    [
+        # both solve the task in half of the cases; one crashes in the others
+        ({"a": [100] * 8 + LOST * 8, "b": LUCK},
+         "a reaches 100% and b 50.0% (a 8 runs and b 16 runs): undecided, as 8 of 16 runs of a have no final score, "
+         "and the rest is a selection."),
+        ({"a": LUCK, "b": [100] * 8 + LOST * 8},
+         "a reaches 50.0% and b 100% (a 16 runs and b 8 runs): undecided, as 8 of 16 runs of b have no final score, "
+         "and the rest is a selection."),
+        ({"a": WRONG + LOST, "b": [0] * 5 + LOST},
+         "a reaches 0% and b 0% (a 6 runs and b 5 runs): undecided, as 1 of 7 runs of a and 1 of 6 runs of b have no "
+         "final score, and the rest is a selection."),
+        ({"a": RIGHT + LOST, "b": LOST},
+         "a reaches 100%: mean accuracy, 6 runs. 1 of 7 runs of a has no final score, and the rest is a selection. b "
+         "has no finished run."),
+        ({"a": [100] * 5, "b": [25] * 5, "c": LOST},
+         "a scores higher than b: 100% against 25.0% (5 seeds each). c has no finished run."),
+        ({"a": [100] * 5, "b": [35] * 5, "c": LOST},  # at the level of three pairs
+         "no difference is shown between a and b: 100% and 35.0% (5 seeds each). c has no finished run."),
+        ({"a": RIGHT, "b": WRONG, "c": RIGHT + LOST},
+         "a scores higher than b: 100% against 0% (6 seeds each). a reaches 100% and c 100% (6 runs each): undecided, "
+         "as 1 of 7 runs of c has no final score, and the rest is a selection. b reaches 0% and c 100% (6 runs each): "
+         "undecided, as 1 of 7 runs of c has no final score, and the rest is a selection."),
+        ({"a": RIGHT, "b": WRONG, "c": [100, *LOST]},
+         "averaged over question types, a 6 runs, c 1 run and b 6 runs: a 100%, c 100% and b 0%. Undecided: 1 of 2 "
+         "runs of c has no final score, and the rest is a selection."),
+        ({"a": RIGHT, "b": WRONG, "c": RIGHT + LOST, "d": WRONG},
+         "1 of 7 runs of c has no final score, and the rest is a selection."),
+        ({"a": LOST, "b": LOST}, "No run has finished yet."),
+    ],
+)  # fmt: skip
+def test_nothing_is_decided_by_the_runs_that_are_left(tmp_path, scores, text):
+    assert answer_of(tmp_path, scores).endswith(text)
+
+
+def test_a_rate_at_which_runs_failed_hinders_no_verdict_if_another_is_best(tmp_path):
+    with_lost(tmp_path, {"a": RIGHT, "b": WRONG})
+    for seed in range(6):
+        rows = [evaluation(10, {("k", 1): (100, 100)})]
+        write_run(tmp_path / f"more{seed}", arch="b", lr=0.1, seed=seed, evals=rows, finished=seed > 0)
+    [section] = load_play(tmp_path).sections
+    assert "a scores higher than b: 100% against 0% (6 seeds each)." in verdict(section.architectures)
+    assert "does better than at 0.001, which is shown, but fewer seeds" in visible_text(render(load_play(tmp_path)))
+
+
+def test_the_page_explains_at_what_level_its_verdicts_hold(tmp_path):
+    with_lost(tmp_path, {"a": RIGHT, "b": WRONG})
+    assert "Each section of a page is judged by itself" in visible_text(render(load_play(tmp_path)))
+    with_lost(tmp_path / "one", {"a": RIGHT})
+    assert "judged by itself" not in visible_text(render(load_play(tmp_path / "one")))
+
+
 def test_many_architectures_are_only_ranked(tmp_path):
     archs = architectures(tmp_path, {"a": [(10, 20)], "b": [(90, 80)], "c": [(0, 0)], "d": [(100, 100)]})
     assert verdict(archs) == (
@@ -164,15 +235,19 @@ def test_one_architecture_has_no_verdict(tmp_path):
     ("scores", "text"),
     [
         ({"a": [1.0, 1.2, 1.1, 1.0, 1.2], "b": [1.5, 1.71, 1.6, 1.5, 1.7]},
-         "b scores higher than a: 1.6 against 1.1 bits per parameter (5 seeds each)."),
+         "b scores higher than a: 1.6 against 1.1 bits per parameter (5 seeds each), if further runs differ as "
+         "these do."),
         ({"a": [1.0, 1.2, 1.1, 1.0, 1.2], "b": [1.0, 1.3, 1.1, 0.9, 1.3]},
          "no difference is shown between a and b: 1.1 and 1.12 bits per parameter (5 seeds each)."),
         ({"a": [1.0], "b": [1.5]}, "a reaches 1 and b 1.5 bits per parameter (1 run each): undecided, a verdict needs "
                                    "4 more seeds of each."),
-        ({"a": [1.0], "b": [float("nan")]}, "a and b were not asked the same questions."),
+        ({"a": [1.0], "b": [float("nan")]}, "a against b is undecided, as 1 of 1 run of b has no final score."),
+        ({"a": [1.0, 1.2, 1.1, 1.0, 1.2], "b": [1.5, 1.71, 1.6, 1.5, 1.7, float("nan")]},
+         "a reaches 1.1 and b 1.6 bits per parameter (5 runs each): undecided, as 1 of 6 runs of b has no final "
+         "score, and the rest is a selection."),
         ({"a": [1.0, 1.0], "b": [1.5, float("nan")], "c": [2.0], "d": [float("nan")]},
          "bits per parameter, c 1 run, b 1 run and a 2 runs: c 2, b 1.5, a 1 and d –; the tables show how "
-         "sure these are."),
+         "sure these are. 1 of 2 runs of b and 1 of 1 run of d have no final score, and the rest is a selection."),
     ],
 )  # fmt: skip
 def test_the_verdict_on_capo_is_about_bits(tmp_path, scores, text):

@@ -11,7 +11,7 @@ from canonlm.report.blocks import Block, Cell, caveat, chart, difference_cell, f
 from canonlm.report.charts import final_chart, learning_curves, loss_curves, size_curves, unfinished_curves
 from canonlm.report.format import count_of, listed, percent, quantity, scale_words, score_label, sentence
 from canonlm.report.play import Section
-from canonlm.report.sentences import choice, verdict
+from canonlm.report.sentences import FEW, choice, selection, unfinished, verdict
 from canonlm.report.settings import Setting, settings, unplanned
 from canonlm.runs import summary
 from canonlm.runs.groups import Group, by_run
@@ -26,8 +26,12 @@ Gap = tuple[str, int, Mapping[str, Difference]]
 
 INTERVALS = (
     "Small numbers and whiskers: 95% intervals of the mean over runs with different seeds, for three runs or more; for "
-    "two runs, their values. For tasks that a run either solves or does not, the interval assumes no distribution "
-    "(Gaffke's bound)."
+    "two runs, their values. The intervals of accuracies assume no distribution (Gaffke's bound), those of other "
+    "measures that further runs differ as these do (Student's t)."
+)
+VERDICTS = (
+    "The verdict is at 5% for all pairs of architectures here together. Each section of a page is judged by itself: "
+    "of twenty sections without any difference, one may seem to have one."
 )
 NOTE = (
     "The learning rate of each architecture is the one with the highest {score}, averaged over {averaged}, among the "
@@ -77,11 +81,13 @@ def _answer(archs: Sequence[Architecture]) -> str:
     if not finished:
         return "No run has finished yet."
     if text := verdict(archs):
-        return text
+        return text + unfinished(archs)
     best, task, score = finished[0].best, finished[0].task, finished[0].score
     assert best is not None
     reached = "–" if best.mean is None else quantity(task, score).say(best.mean)
-    return f"{best.arch} reaches {reached}: {score_label(task, score)}, {count_of(best.repeats, 'run')}."
+    more = f" {missing}." if (missing := selection([best])) else ""
+    text = f"{best.arch} reaches {reached}: {score_label(task, score)}, {count_of(best.repeats, 'run')}."
+    return text + more + unfinished(archs)
 
 
 def not_planned(groups: Sequence[Group]) -> list[str]:
@@ -285,6 +291,7 @@ def _reading(archs: Sequence[Architecture], section: Section) -> list[Block]:
     averaged = "seeds" if score else "question types and seeds"
     texts = [
         section.text or task.words.about,
+        VERDICTS if 1 < sum(a.best is not None for a in archs) <= FEW else "",
         INTERVALS if max((a.best.repeats for a in archs if a.best), default=0) >= SEEDS_OF_INTERVAL - 1 else "",
         NOTE.format(score=label, averaged=averaged, choice=choice(archs)),
         summary.adjusted(archs),

@@ -11,7 +11,7 @@ from canonlm.report.charts import series_of, steps_axis
 from canonlm.report.format import Quantity, count_of, listed, percent, points
 from canonlm.report.play import Section
 from canonlm.report.section import not_planned, settings_blocks
-from canonlm.report.sentences import of_choosing
+from canonlm.report.sentences import of_choosing, selection, unfinished
 from canonlm.runs.groups import by_run
 from canonlm.runs.identity import short
 from canonlm.runs.load import Run, shape_of, tokens_of
@@ -33,7 +33,7 @@ NOTE = (
     "Mean over seeds of the finished runs, each architecture at the learning rate with the lowest loss on all held-out "
     "text, among those at which the most seeds have one; it is chosen on the numbers shown here.{bias} 1hop-0k and "
     "similar: the share of birth years that a model finds in a short text. Small: 95% intervals, for three seeds or "
-    "more."
+    "more; those of losses assume that further runs differ as these do."
 )
 
 
@@ -74,12 +74,14 @@ def answer(section: Section) -> str:
         return "No run has finished yet."
     shown = [f"{rate.arch} {loss.mean:.3f} ({count_of(loss.runs, 'run')})" for rate, loss in ranked[:MAX_NAMED]]
     losses = listed(shown)
+    missing = selection([a.best for a in section.architectures if a.best])
+    more = (f" {missing}." if missing else "") + unfinished(section.architectures)
     if len(ranked) == 1:
-        return f"Loss on held-out text: {losses}."
+        return f"Loss on held-out text: {losses}.{more}"
     certainty = "the intervals below show how sure that is" if _adds_to_runs(section) else "single runs prove nothing"
     lowest = [rate.arch for rate, _ in ranked[: _number_of_lowest(ranked)]]
     verb = "has" if len(lowest) == 1 else "have"
-    return f"{listed(lowest[:MAX_NAMED])} {verb} the lowest loss on held-out text: {losses}; {certainty}."
+    return f"{listed(lowest[:MAX_NAMED])} {verb} the lowest loss on held-out text: {losses}; {certainty}.{more}"
 
 
 def scores_blocks(section: Section) -> list[Block]:

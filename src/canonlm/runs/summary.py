@@ -83,9 +83,19 @@ class Rate:
         return len(set(self.seeds))
 
     @property
+    def without_score(self) -> int:
+        """The number of runs without a final score: unfinished ones, failed ones, and seeds whose score is NaN."""
+        return self.unfinished + self.repeats - (self.score.runs if self.score else 0)
+
+    @property
     def finished_of(self) -> str:
         """`3`, or `2 of 3` where a run has not finished."""
-        return f"{len(self.runs)} of {len(self.runs) + self.unfinished}" if self.unfinished else str(len(self.runs))
+        return f"{len(self.runs)} of {self.planned}" if self.unfinished else str(len(self.runs))
+
+    @property
+    def planned(self) -> int:
+        """The number of runs, finished or not."""
+        return len(self.runs) + self.unfinished
 
 
 @dataclass(frozen=True)
