@@ -7,11 +7,13 @@ claim's verdict.
 """
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import cast
 
 from canonlm.core.errors import unknown
 from canonlm.core.safe_yaml import read_yaml
@@ -19,9 +21,19 @@ from canonlm.experiments import ledger, schema
 from canonlm.experiments.grid import Outcomes
 from canonlm.experiments.retests import RIGHT, TableTest, retests
 from canonlm.experiments.schema import Experiment, Scale
-from canonlm.experiments.verdicts import FASTER, Compared, State, Verdict, combined, is_complete, judge, shares_right
+from canonlm.experiments.verdicts import (
+    FASTER,
+    POINTS,
+    Compared,
+    State,
+    Verdict,
+    combined,
+    is_complete,
+    judge,
+    shares_right,
+)
 from canonlm.runs.rows import one_line
-from canonlm.runs.seed_statistics import LEVEL, Interval, holm, spread_of
+from canonlm.runs.seed_statistics import LEVEL, SEEDS_OF_INTERVAL, Interval, gaffke_interval, holm
 from canonlm.train.config import Settings
 
 STATES: tuple[State, ...] = ("supported", "supported in part", "contradicted", "undecided", "untested")
@@ -30,11 +42,12 @@ FILE = Path(__file__).parent / "claims.yaml"
 
 
 class Enough(Settings):
-    """A share of right answers that the text of a claim promises."""
+    """A share of right answers that the text of a claim promises. since: when that was decided."""
 
     arm: str
     slices: list[str]
     at_least: float
+    since: str
 
 
 class Shape(Settings):
@@ -58,6 +71,8 @@ class Listed(Settings):
 
     text: str
     enough: list[Enough] = []
+    part: str = ""
+    undecided: dict[Scale, str] = {}
     caveats: dict[Scale, str] = {}
     counted: Counted | None = None
     tables: list[TableTest] = []
@@ -75,7 +90,8 @@ class Estimate:
     """One part of a verdict: how much higher the first is than the second, in `unit`, or a share of right answers (the
     unit is then `RIGHT`). low, high: the safe 95 % interval; both are the value if there is none. state: the verdict on
     this part. note: what to know about it. normal: the interval if further runs differ as these do. p: see `Compared`;
-    None: no test. edge: the arms whose learning rate is the largest or smallest that was tried."""
+    None: no test. edge: the arms whose learning rate is the largest or smallest that was tried. assumes: low and high
+    hold only if further runs differ as these do, as these numbers have no bounds."""
 
     what: str
     value: float
@@ -87,6 +103,7 @@ class Estimate:
     normal: Interval | None = None
     p: float | None = None
     edge: tuple[str, ...] = ()
+    assumes: bool = False
 
     def __str__(self) -> str:
         if self.unit == FASTER and self.value in (0, math.inf):  # no run of one of them gets there
@@ -163,8 +180,8 @@ def summary(entries: Sequence[Claim]) -> str:
 
 
 def after_all(entries: Sequence[Claim]) -> str:
-    """How many comparisons of runs still differ if all of the ledger are counted (Holm), and which settings decide the
-    claims: verdicts on the same runs stand or fall together."""
+    """How many comparisons of runs that expect a difference still differ if all of these are counted (Holm), and which
+    settings decide the claims: verdicts on the same runs stand or fall together."""
     tests = [(entry.id, each.p) for entry in entries for each in entry.estimates if each.p is not None]
     lasting = [name for (name, _), p in zip(tests, holm([p for _, p in tests]), strict=True) if p <= LEVEL]
     by_setting: dict[str, list[str]] = {}
@@ -176,8 +193,8 @@ def after_all(entries: Sequence[Claim]) -> str:
     places = "; ".join(f"{setting} decides {', '.join(names)}" for setting, names in sorted(by_setting.items()))
     names = f" ({', '.join(dict.fromkeys(lasting))})" if lasting else ""
     text = (
-        f"Of {len(tests)} comparisons of runs, {len(lasting)} differ{'s' if len(lasting) == 1 else ''} by an exact "
-        "permutation test that counts them all"
+        f"Of {len(tests)} comparisons of runs that expect a difference, {len(lasting)} "
+        f"show{'s' if len(lasting) == 1 else ''} one by an exact permutation test that counts these {len(tests)}"
     )
     return f"{text}{names}." + (f" Verdicts on the same runs stand or fall together: {places}." if places else "")
 
@@ -187,12 +204,18 @@ def of_verdict(experiment: Experiment, verdict: Verdict, outcomes: Outcomes) -> 
     of the paper promises."""
     if verdict.state == "untested":
         return _untested(experiment, verdict.claim, verdict.scale, verdict.paper)
-    entry = _listed(experiment, verdict.claim)
-    parts = [estimate for each in verdict.compared if (estimate := _estimate(verdict, each))]
-    state: State = verdict.state
+    entry, scale = _listed(experiment, verdict.claim), cast(Scale, verdict.scale)
+    no_test = entry.undecided.get(scale, "")
+    compared = [replace(each, state="undecided") if no_test else each for each in verdict.compared]
+    parts = [estimate for each in compared if (estimate := _estimate(each))]
+    state: State = "undecided" if no_test else verdict.state
     if entry.enough and verdict.seeds:
-        shares = [_share(experiment, verdict, each, outcomes) for each in entry.enough]
+        level = LEVEL / (len(verdict.compared) + len(entry.enough))
+        shares = [_share(experiment, verdict, each, outcomes, level) for each in entry.enough]
         parts, state = [*parts, *shares], combined([state, *(each.state for each in shares)])
+    if entry.part:
+        state = combined([state, "undecided"])
+    notes = (verdict.note, entry.part, no_test, entry.caveats.get(scale, ""), *(each.since for each in entry.enough))
     env = [run.env for name in verdict.runs if (run := outcomes.get(name))]
     machines, commits = (
         tuple(sorted({one_line(str(each[key])) for each in env if each.get(key)})) for key in ("machine", "commit")
@@ -204,12 +227,12 @@ def of_verdict(experiment: Experiment, verdict: Verdict, outcomes: Outcomes) -> 
         f"{verdict.experiment}, {verdict.scale} scale",
         verdict.paper,
         tuple(parts),
-        "; ".join(filter(None, (verdict.note, entry.caveats.get(verdict.scale, "")))),  # type: ignore[call-overload]
+        "; ".join(filter(None, notes)),
         verdict.seeds,
         (verdict.done, len(verdict.runs)),
         machines,
         commits,
-        experiment.claims[verdict.claim].at[verdict.scale].setting,  # type: ignore[index]
+        experiment.claims[verdict.claim].at[scale].setting,
     )
 
 
@@ -229,7 +252,7 @@ def _untested(experiment: Experiment, number: str, scale: str, paper: str = "") 
     return Claim(number, _listed(experiment, number).text, "untested", "", paper, (), reason)
 
 
-def _estimate(verdict: Verdict, compared: Compared) -> Estimate | None:
+def _estimate(compared: Compared) -> Estimate | None:
     if (result := compared.result) is None:
         return None
     factor = compared.factor
@@ -243,18 +266,20 @@ def _estimate(verdict: Verdict, compared: Compared) -> Estimate | None:
     return Estimate(
         str(pair), factor * result.gap, factor * low, factor * high, compared.unit, compared.state, note, normal,
         compared.p if pair.expect in ("higher", "lower") else None, compared.at_edge,
+        assumes=compared.unit not in (POINTS, FASTER),
     )  # fmt: skip
 
 
-def _share(experiment: Experiment, verdict: Verdict, enough: Enough, outcomes: Outcomes) -> Estimate:
-    shares, questions = shares_right(experiment, verdict, enough.arm, enough.slices, outcomes)
-    spread = spread_of(shares, questions)
+def _share(experiment: Experiment, verdict: Verdict, enough: Enough, outcomes: Outcomes, level: float) -> Estimate:
+    shares = shares_right(experiment, verdict, enough.arm, enough.slices, outcomes)
+    mean = low = high = statistics.mean(shares)
+    if len(shares) >= SEEDS_OF_INTERVAL:
+        low, high = gaffke_interval(shares, level)
     state: State = "undecided"
-    if is_complete(experiment, verdict) and not spread.low < enough.at_least <= spread.high:
-        state = "supported" if spread.low >= enough.at_least else "contradicted"
-    mean, low, high = (100 * value for value in (spread.mean, spread.low, spread.high))
-    note = f"enough would be {100 * enough.at_least:g} %; {state}; not registered before the runs"
-    return Estimate(f"{enough.arm}, {', '.join(enough.slices)}", mean, low, high, RIGHT, state, note)
+    if is_complete(experiment, verdict) and not low < enough.at_least <= high:
+        state = "supported" if low >= enough.at_least else "contradicted"
+    note = f"enough would be {100 * enough.at_least:g} %; {state}"
+    return Estimate(f"{enough.arm}, {', '.join(enough.slices)}", 100 * mean, 100 * low, 100 * high, RIGHT, state, note)
 
 
 def _published(number: str, entry: Listed) -> Claim:
@@ -268,6 +293,7 @@ def _published(number: str, entry: Listed) -> Claim:
             each.unit,
             each.verdict,
             each.note + (f"; {each.verdict}" if len(tests) > 1 else ""),
+            assumes=each.low < each.high,
         )
         for each in tests
     )

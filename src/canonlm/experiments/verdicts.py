@@ -150,13 +150,11 @@ def _needed(setting: Setting, look: int) -> float:
 
 def shares_right(
     experiment: Experiment, verdict: Verdict, arm: str, slices: list[str], outcomes: Outcomes
-) -> tuple[list[float], int]:
-    """The accuracy of an arm on slices, for each seed behind a verdict (the best of its sizes counts), and the number
-    of questions."""
+) -> list[float]:
+    """The accuracy of an arm on slices, for each seed behind a verdict (the best of its sizes counts)."""
     at = experiment.claims[verdict.claim].at[verdict.scale]  # type: ignore[index]
     seeds = _tested(experiment, at, arm, None, outcomes, verdict.seeds).seeds
-    shares = [max(accuracy(each.final, slices) for each in seed) for seed in seeds]
-    return shares, min(each.final.answers(key).total for seed in seeds for each in seed for key in slices)
+    return [max(accuracy(each.final, slices) for each in seed) for seed in seeds]
 
 
 Seeds = tuple[tuple[Run, ...], ...]

@@ -15,9 +15,15 @@ LEAD = (
     "least five fresh seeds, at a learning rate that other seeds chose. Sizes are far below the paper's, so our number "
     "and the paper's do not estimate the same thing. Claims about the published models come from their own tables."
 )
+IF_AS_THESE = "if further runs differ as these do"
+MARK = "†"
+"""The mark of intervals that hold only if further runs differ as these do."""
+
 READINGS = (
-    "The interval in bold decides: it holds whatever the distribution of runs is. The second one holds if further runs "
-    "differ as these do."
+    f"The first interval decides. Of accuracies and speeds it holds whatever the distribution of runs is (if runs with "
+    f"equal seeds are independent or positively correlated), and the second one holds if further runs differ as these "
+    f"do. Rows with {MARK} have no such first interval, as losses, divergences and bits have no bounds, and published "
+    f"tables have three or four numbers: theirs holds if further runs differ as these do."
 )
 LOOKS = {state: Look(color, "solid", "circle", "") for state, color in
          (("supported", "#009e73"), ("contradicted", "#d55e00"), ("undecided", "#666666"))}  # fmt: skip
@@ -29,7 +35,7 @@ LOST = ("6d47b16289e6", "a7f2ace14711")
 FOREST = "Differences in points with 95 % intervals, one line for each comparison. Hover to see what is compared."
 WORDS = {
     "supported": "every comparison came out as the claim says, by at least the smallest difference that matters",
-    "supported in part": "some comparisons came out as the claim says; each says what it shows",
+    "supported in part": "some comparisons came out as the claim says, or all of those that test a part of it",
     "contradicted": "a comparison came out the other way, or a difference that matters is ruled out",
     "undecided": "the seeds do not decide, or something else may explain the difference",
     "untested": "nothing was trained or measured for it yet",
@@ -39,7 +45,7 @@ WORDS = {
 def html(entries: Sequence[Claim]) -> str:
     """One self-contained page: a table for each verdict, then a chart of all estimates in points."""
     more = after_all(entries)
-    blocks: list[Block] = [{"answer": f"{summary(entries)}."}, {"note": f"{LEAD} {more}".strip()}]
+    blocks: list[Block] = [{"answer": f"{summary(entries)}."}, {"note": f"{LEAD} {READINGS} {more}".strip()}]
     for state in STATES:
         of_state = [each for each in entries if each.state == state]
         shown = _table(of_state) if state != "untested" else _untested(of_state)
@@ -82,15 +88,16 @@ def _table(entries: Sequence[Claim]) -> Block:
 
 
 def _with_state(claim: Claim, estimate: Estimate) -> str:
-    """The estimate, with the verdict on this part if the parts of the claim differ."""
-    return f"{estimate} ({estimate.state})" if claim.state == "supported in part" else str(estimate)
+    """The estimate, its mark, and the verdict on this part if the parts of the claim may differ."""
+    shown = f"{estimate} {MARK}" if estimate.assumes else str(estimate)
+    return f"{shown} ({estimate.state})" if claim.state == "supported in part" else shown
 
 
 def note(estimate: Estimate) -> str:
     """The rest of what is known about an estimate."""
-    normal = (
-        "" if estimate.normal is None else f"if further runs differ as these do, {estimate.interval(estimate.normal)}"
-    )
+    normal = f"the interval holds {IF_AS_THESE}" if estimate.assumes else ""
+    if estimate.normal is not None:
+        normal = f"{IF_AS_THESE}, {estimate.interval(estimate.normal)}"
     edge = f"at the edge of the rates tried: {', '.join(estimate.edge)}" if estimate.edge else ""
     return "; ".join(filter(None, (estimate.note, normal, edge)))
 
