@@ -17,8 +17,9 @@ from filelock import FileLock
 from canonlm.cli import main
 from canonlm.launch import queue
 from canonlm.launch.grid import PlannedRun
+from canonlm.runs.folder import checkpoint_steps
 from canonlm.runs.leases import Lease, Leases
-from canonlm.train.checkpoint import Checkpoints
+from canonlm.train.checkpoint import Checkpoints, path_of
 from canonlm.train.load_config import create_folder
 from canonlm.train.loop import train
 from canonlm.train.signals import Superseded
@@ -128,7 +129,8 @@ class Scripted:
             with (run.folder / "log.txt").open("a") as log:
                 log.write(f"canonlm: exit {what}\n")
         if saves:
-            (run.folder / f"checkpoints/step-{time.monotonic_ns():020d}").mkdir(parents=True)
+            folder = run.folder / "checkpoints"
+            path_of(folder, 99_999_999 + len(checkpoint_steps(folder))).mkdir(parents=True)
         if what == 0:
             (run.folder / "result.json").write_text("{}")
 

@@ -183,11 +183,11 @@ def test_an_unexpected_end_is_requeued_while_there_is_progress(config, tmp_path)
     early = (137, False, f"{ended}, before a checkpoint: the job is not requeued\n")
     assert attempt(script, tmp_path, "exit 137") == early
     will = f"{ended}; job 12 is requeued and will continue after step"
-    steps = [f"mkdir checkpoints/step-{step:08d}; exit 137" for step in (9, 100, 200)]
+    steps = [f"mkdir checkpoints/step-{step:08d}; exit 137" for step in (9, 99_999_999, 100_000_000)]
     assert attempt(script, tmp_path, steps[0]) == (137, True, f"{will} 00000009 (restart 1 of 2)\n")
     assert attempt(script, tmp_path, "mkdir checkpoints/.step-00000010.tmp; exit 137") == early
     assert attempt(script, tmp_path, "rmdir checkpoints/step-*; exit 137") == early
-    assert attempt(script, tmp_path, steps[1]) == (137, True, f"{will} 00000100 (restart 2 of 2)\n")
+    assert attempt(script, tmp_path, steps[1]) == (137, True, f"{will} 99999999 (restart 2 of 2)\n")
     late = f"{ended}: the job is not requeued, as restarts=2 is reached\n"
     assert attempt(script, tmp_path, steps[2]) == (137, False, late)
     assert attempt(script, tmp_path, "mkdir checkpoints/step-00000300") == (0, False, "")

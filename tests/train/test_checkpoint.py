@@ -147,6 +147,18 @@ def test_no_checkpoint_means_step_0(tmp_path):
     assert numbers.are(7)
 
 
+def test_the_newest_of_steps_with_eight_and_more_digits(tmp_path):
+    numbers, checkpoints = Numbers(), open_at(tmp_path, 2)
+    for step in (99_999_990, 99_999_999, 100_000_000, 2**31 - 1):
+        numbers.save(checkpoints, step)
+    checkpoints.close()
+    assert checkpoint_steps(tmp_path) == [100_000_000, 2**31 - 1]
+    assert numbers.load(tmp_path) == 2**31 - 1
+    for name in ("step-000000100", "step-0100000001", "step-600", "step-99999999999", "step-٠٠٠٠٠٠٠٩"):  # not ours
+        (tmp_path / name).mkdir()
+    assert len(checkpoint_steps(tmp_path)) == 2
+
+
 def test_a_checkpoint_has_the_state_when_save_was_called(tmp_path, monkeypatch):
     go, write = threading.Event(), checkpoint.dcp.save
     monkeypatch.setattr(checkpoint.dcp, "save", lambda *args, **kwargs: go.wait(30) and write(*args, **kwargs))
@@ -602,5 +614,10 @@ def test_load_model(tiny, tied, tmp_path, warnings):
         load_model(tmp_path, 2)
     with pytest.raises(ValueError, match=r"--step: expected a step that has a checkpoint \(1, 2\), got 3"):
         load_model(tmp_path, 3)
+    for step in range(100, 3000, 100):
+        (tmp_path / "checkpoints" / f"step-{step:08d}").mkdir()
+    near = ", ".join(str(step) for step in range(1100, 1900, 100))
+    with pytest.raises(ValueError, match=rf"\({near} and 23 more\), got 1499"):
+        load_model(tmp_path, 1499)
     with pytest.raises(ValueError, match="RUN: expected the folder of a run that has saved a checkpoint"):
         load_model(tmp_path / "none")

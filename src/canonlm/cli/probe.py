@@ -14,6 +14,7 @@ from canonlm.cli.status import doing, load_torch
 from canonlm.core import user_code
 from canonlm.core.errors import expected, writing
 from canonlm.core.files import write_json
+from canonlm.runs.folder import checkpoint_steps
 
 RUN = typer.Argument(help="The folder of a Lano run, such as runs/lano-tiny/runs/….", metavar="RUN")
 LAYER = typer.Option(help="0: the embeddings; 1, 2, …: after that block; -1: what the output head reads.")
@@ -39,7 +40,7 @@ def probe(
         config = later.load_config.load(run / "config.yaml")
     if not isinstance(task := config.built_task, later.tasks.Lano):
         raise expected("RUN", "a run of lano, the task whose sentences have a parse tree", task and task.name)
-    if not any((run / "checkpoints").glob("step-*")):
+    if not checkpoint_steps(run / "checkpoints"):
         raise expected("RUN", "a run that has saved a checkpoint", str(run))
     layers = config.model.num_hidden_layers
     if not -layers - 1 <= layer <= layers:

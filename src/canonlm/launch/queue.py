@@ -30,7 +30,7 @@ from canonlm.launch import local
 from canonlm.launch.grid import PlannedRun
 from canonlm.launch.local import MAX_MESSAGE, Process, is_locked, reason, start_process
 from canonlm.launch.processes import STOPPED
-from canonlm.runs.folder import read_json
+from canonlm.runs.folder import checkpoint_steps, read_json
 from canonlm.runs.leases import Lease, Leases
 from canonlm.runs.rows import one_line
 from canonlm.runs.watch import Followed
@@ -139,7 +139,7 @@ class _Running(NamedTuple):
     slot: int
     lease: Lease
     process: Process
-    checkpoint: str  # the newest when it started
+    checkpoint: int  # the step of the newest when it started
 
 
 @dataclass
@@ -335,9 +335,9 @@ def _is_finished(run: PlannedRun) -> bool:
     return (run.folder / "result.json").exists()
 
 
-def _newest(run: PlannedRun) -> str:
-    """The name of a run's newest checkpoint."""
-    return max((path.name for path in run.folder.glob("checkpoints/step-*")), default="")
+def _newest(run: PlannedRun) -> int:
+    """The step of a run's newest checkpoint."""
+    return max(checkpoint_steps(run.folder / "checkpoints"), default=0)
 
 
 def _failures_of(folder: Path, name: str) -> Path:

@@ -34,7 +34,7 @@ from canonlm.runs.identity import Config, changes, decays_from, flat
 from canonlm.runs.rows import finite, known_count, one_line
 
 TASK = "task.json"
-_CHECKPOINT = re.compile(r"step-(\d{8})")
+_CHECKPOINT = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,9})")  # `train.steps` has at most ten digits
 Folders = str | Path | Sequence[str | Path]
 
 

@@ -48,6 +48,9 @@ State = dict[str, dict[str, Tensor]]
 MANIFEST = "manifest.json"
 _log = logging.getLogger(__name__)
 
+LISTED_STEPS = 8
+"""Max number of steps in an error, the nearest ones."""
+
 STAGERS_WORK_ONCE = TorchVersion(torch.__version__) < "2.13"
 """torch 2.11 and 2.12 empty a stager's tables after its first use. Later ones keep its pinned memory for the next."""
 
@@ -243,7 +246,9 @@ def load_model(
     if step is None:
         step = newest_step(run)
     elif step not in saved_steps:
-        raise expected("--step", f"a step that has a checkpoint ({', '.join(map(str, saved_steps))})", step)
+        near = sorted(sorted(saved_steps, key=lambda saved: abs(saved - step))[:LISTED_STEPS])
+        more = f" and {len(saved_steps) - len(near):,} more" if len(saved_steps) > len(near) else ""
+        raise expected("--step", f"a step that has a checkpoint ({', '.join(map(str, near))}{more})", step)
     elif (damage := _damage(folder, step, _ALONE)) is not None:
         raise ValueError(f"{path_of(folder, step)}: {damage}")
     with user_code.of_run(run, trust_remote_code):
