@@ -12,7 +12,19 @@ from hypothesis import strategies as st
 
 from canonlm.core.files import Stamp
 from canonlm.runs import folder
-from canonlm.runs.identity import changes, differences, flat, group, identity, run_name, settings, slug, what_differs
+from canonlm.runs.identity import (
+    MAX_NAME,
+    changes,
+    differences,
+    flat,
+    group,
+    identity,
+    run_name,
+    settings,
+    slug,
+    what_differs,
+    within_limit,
+)
 from canonlm.runs.load import load_run
 
 CONFIG = {
@@ -160,6 +172,30 @@ def test_names_state_the_differences_from_the_preset():
     many = name(model__fields={"a": 1, "b": [1, 2], "c": "x" * 90}, train__steps=200)
     assert re.fullmatch(r"depo-llama\+canon-[0-9a-f]{6}-lr0\.001-seed0", many)
     assert many != name(model__fields={"a": 2, "b": [1, 2], "c": "x" * 90}, train__steps=200)
+
+
+def test_a_long_name_leaves_room_for_the_files_of_the_queue(tmp_path):
+    def name(task="f" * 200, lr=0.0012345678901234, **changed):
+        config = with_(arch="gla5." * 60, train__optim={"lr": lr}, train__seed=2**63 - 1, **changed)
+        return run_name(task, config, CONFIG, ["task.N"])
+
+    sizes = {"model__num_hidden_layers": 48, "model__hidden_size": 2048, "model__num_attention_heads": 32}
+    others = [name("f" * 199), name(lr=0.0012), name(**sizes, task__N=7), name(**sizes, task__K=2)]
+    names = [name(), name(**sizes), name(**sizes, task__N=8), *others]
+    assert len({*names}) == len(names)
+    assert len(name(**sizes, task__N=8)) == MAX_NAME
+    assert all(each.endswith(f"-seed{2**63 - 1}") for each in names)
+    for each in names:
+        (tmp_path / f"{each}.failures.json").touch()
+
+
+@given(st.integers(0, 40), st.sampled_from(["-lr0.001-seed0", "-lr1.2345678901234567e-05-seed9223372036854775807"]))
+def test_only_names_that_are_too_long_are_cut(more, end):
+    begin = "x" * (MAX_NAME - 20 - len(end) + more)
+    cut = within_limit(begin, end)
+    assert (cut == begin + end) == (more <= 20)
+    assert len(cut) == min(len(begin + end), MAX_NAME)
+    assert within_limit(begin + "y", end) != within_limit(begin + "z", end)
 
 
 # -- files from outside -----------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from canonlm.core.errors import InvalidSetting, expected, unknown
 from canonlm.experiments.outcomes import diverged, score
 from canonlm.experiments.schema import FIRST_TUNING_SEED, SEEDS_OF_A_SET, At, Experiment, Setting, parse_size, places
 from canonlm.launch.recipes import Preset, load_preset
-from canonlm.runs.identity import identity, slug
+from canonlm.runs.identity import identity, slug, within_limit
 from canonlm.runs.load import Run
 from canonlm.runs.rows import slice_key
 from canonlm.runs.seed_statistics import best_rate
@@ -266,9 +266,10 @@ def name_of(config: RunConfig) -> str:
     """The name of a run and its folder: readable, and unique by the run's identity, which covers the contents of the
     user's files."""
     optim, task = config.train.optim, (config.task or {}).get("name", "text")
-    plain = f"{slug(task)}-{slug(config.arch)}-lr{optim.lr:g}-seed{config.train.seed}"
+    plain = f"{slug(task)}-{slug(config.arch)}"
     outside = {reference: file.sha256 for reference, file in outside_of(config).items()}
-    return f"{plain}-{identity(config.model_dump(), outside)}"
+    which = identity(config.model_dump(), outside)
+    return within_limit(plain, f"-lr{optim.lr:g}-seed{config.train.seed}-{which}")
 
 
 def size_of(config: RunConfig) -> str:

@@ -15,6 +15,7 @@ from canonlm.core.errors import InvalidSetting, expected, writing
 from canonlm.core.files import lock, make_folder, write_json
 from canonlm.core.untrusted import path_inside, read_object
 from canonlm.launch.recipes import TEXT, Preset
+from canonlm.runs.folder import is_run
 from canonlm.runs.identity import exact, flat, run_name, slug
 from canonlm.tasks import Task
 from canonlm.train.config import RunConfig, changes, resolve
@@ -170,10 +171,10 @@ def _name(preset: Preset, out: Path, config: RunConfig, usual: RunConfig, swept:
     names = [f"{task}-{arch}-lr{lr:g}-seed{config.train.seed}"] if slug(arch) == arch else []
     rounded = [each.replace(f"-lr{exact(lr)}-", f"-lr{lr:g}-") for each in (plain, name)]
     for earlier in [*names, *rounded, plain]:
-        path = out / "runs" / earlier / "config.yaml"
-        if path.is_file():
+        folder = out / "runs" / earlier
+        if is_run(folder):
             with suppress(ValueError):  # an unreadable run is not continued
-                if not changes(load(path, trust=set(outside_of(config))), config):
+                if not changes(load(folder / "config.yaml", trust=set(outside_of(config))), config):
                     return earlier
     return name
 

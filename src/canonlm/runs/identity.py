@@ -33,7 +33,8 @@ LATER = {"train.eval_split": "test"}
 
 LONG = 60  # max letters of a description of differences
 LONG_IN_NAME = 32  # max letters of settings in a name; longer ones become a hash
-MAX_LETTERS = 100  # letters of one part of a name: file systems take 255 bytes
+MAX_LETTERS = 100  # letters of one part of a name
+MAX_NAME = 241  # letters of the name of a run: file systems take 255 bytes, and the queue's files add up to 14
 SHAPE = {"num_hidden_layers": "L", "hidden_size": "d", "num_attention_heads": "h"}
 _OUTSIDE = "outside."
 
@@ -218,7 +219,14 @@ def run_name(task: str, config: Config, usual: Config, swept: Collection[str] = 
     elif changed:
         parts.append(_short(changed))
     optim = config["train"]["optim"]
-    return "-".join([*parts, f"lr{exact(optim['lr'])}", f"seed{config['train']['seed']}"])
+    return within_limit("-".join(parts), f"-lr{exact(optim['lr'])}-seed{config['train']['seed']}")
+
+
+def within_limit(begin: str, end: str) -> str:
+    """The name `begin` + `end`; if it is longer than MAX_NAME, with the end of `begin` replaced by a hash of it."""
+    if len(begin) + len(end) <= MAX_NAME:
+        return begin + end
+    return f"{begin[: MAX_NAME - len(end) - 13]}-{digest(begin)[:12]}{end}"
 
 
 def _short(changed: dict[str, Any]) -> str:
