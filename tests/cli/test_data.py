@@ -4,6 +4,8 @@ import json
 import multiprocessing
 import random
 import resource
+import subprocess
+import sys
 import time
 
 import pyarrow as pa
@@ -75,6 +77,14 @@ def test_show_prints_every_token_and_wraps(capsys):
     assert answer[:cut] == names[:cut]
     assert answer[cut + 1 :] == names[cut + 1 - len(answer) :]
     assert 5 < len(answer) < 20
+
+
+def test_show_ends_with_its_reader():
+    command = f"{sys.executable} -m canonlm data show copying --n {10**9} | head -n 40; echo codes ${{PIPESTATUS[@]}}"
+    printed = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert printed.stdout.count("sample ") > 1
+    assert printed.stdout.endswith("codes 1 0\n")
+    assert printed.stderr == ""
 
 
 def test_show_in_colour(monkeypatch, capsys):

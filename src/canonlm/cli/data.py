@@ -52,12 +52,13 @@ def show(
     """
     chosen = _task(task, difficulty, settings)
     with doing("drawing samples (the first time, the task is compiled)"):
-        samples = [chosen.sample(split, seed, index) for index in range(n)]
+        first = chosen.sample(split, seed, 0)
     console = Console(highlight=False)
     console.print(
         f"{chosen!r}, {split} split; {len(chosen.vocab)} tokens in the vocabulary", style="dim", soft_wrap=True
     )
-    for index, sample in enumerate(samples):
+    for index in range(n):  # one at a time: nobody waits for the last one
+        sample = chosen.sample(split, seed, index) if index else first
         console.print(f"\nsample {index}, {len(sample.tokens)} tokens", style="dim")
         console.print(_coloured(chosen, sample))
         for line in _explained(chosen, sample):
