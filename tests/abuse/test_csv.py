@@ -92,6 +92,11 @@ def test_downloads_of_the_pages_do_the_same():
     assert list(csv.reader(io.StringIO(json.loads(output), newline=""))) == expected
 
 
+def test_a_large_file_is_read(tmp_path):
+    (tmp_path / "large.csv").write_text("run,value\n" + f"{'r' * 2**20},0.5\n" * 65)
+    assert read_csv(tmp_path / "large.csv")["value"].to_list() == [0.5] * 65
+
+
 @pytest.mark.parametrize("name", ["=1+1", "@x", "-x", "'x", "+1+1"])
 def test_runs_from_untrusted_sources(tmp_path, name, capsys):
     half = {("k", 1): (50, 100)}

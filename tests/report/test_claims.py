@@ -17,6 +17,7 @@ from canonlm.experiments.claims import Claim, Estimate, after_all, claims, liste
 from canonlm.experiments.retests import RIGHT
 from canonlm.experiments.verdicts import FASTER
 from canonlm.report.claims_page import MARK, READINGS, html, markdown
+from canonlm.runs.rows import MAX_LINE
 from canonlm.runs.seed_statistics import LEVEL, gaffke_interval
 
 
@@ -262,7 +263,7 @@ GOOD = "run,depo-micro,llama,2L128D,,0.001,0,test,600,600,k=1 3/4; k=2 2/4,kl 0.
         (",a machine", "", "expected 17 fields, got 16"),
         (",a machine", ",a,b", "expected 17 fields, got 18"),
         ("a machine", '"a machine', "unexpected end of data"),
-        ("a machine", "a" * 200_000, "field larger than field limit"),
+        ("a machine", "a" * (MAX_LINE + 1), "field larger than field limit"),
         ("a machine", f"a machine\n{GOOD.replace('3/4', '4/4')}", "another row of run has other numbers for step 600"),
         ("a machine", f"a machine\n{GOOD.replace('600,600', '300,700')}", "another row of run has 600 steps"),
     ],
@@ -277,6 +278,12 @@ def test_a_kept_row_that_no_run_wrote_is_named(old, new, message, tmp_path):
     with pytest.raises(ValueError, match=re.escape(message)) as error:
         ledger.read(tmp_path)
     assert re.match(rf"{re.escape(str(path))}, line [23]: ", str(error.value))
+
+
+def test_a_large_kept_file_is_read(tmp_path):
+    rows = (GOOD.replace("run", f"run{n}", 1).replace("a machine", "m" * (MAX_LINE - 1)) for n in range(65))
+    (tmp_path / "depo-micro.csv").write_text("\n".join([",".join(ledger.COLUMNS), *rows]))
+    assert len(ledger.read(tmp_path)) == 65
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder", "device", "columns", "latin-1", "broken link"])

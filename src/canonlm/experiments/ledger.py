@@ -23,11 +23,13 @@ from canonlm.experiments.schema import Experiment
 from canonlm.launch.grid import PlannedRun
 from canonlm.runs.identity import exact
 from canonlm.runs.load import Result, Run
-from canonlm.runs.rows import Evaluation, count, counted, finite, one_line
+from canonlm.runs.rows import MAX_BYTES, MAX_LINE, Evaluation, count, counted, finite, one_line
 from canonlm.runs.task_info import TaskInfo
 
 OWN_RESULTS = Path(__file__).parent / "kept"
 """CSV files of the runs that we made."""
+
+csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE))  # a field has all slices of a row of `metrics.jsonl`
 
 _PLACE = "place"  # of a row, beside its columns: the file and the line
 
@@ -125,23 +127,22 @@ def _new_rows(planned: PlannedRun, point: grid.Point, run: Run) -> list[dict[str
     ]
 
 
-def _rows_of(path: Path) -> list[dict[str, str]]:
+def _rows_of(path: Path) -> Iterator[dict[str, str]]:
     """The rows of a file, each with its `place`. ValueError, with the line, for anything but rows as `export` writes
     them."""
     if not os.path.lexists(path):
-        return []
-    reader, rows = csv.reader(StringIO(read_text(path), newline=""), strict=True), []
+        return
+    reader = csv.reader(StringIO(read_text(path, MAX_BYTES), newline=""), strict=True)
     try:
         for fields in reader:
             if reader.line_num == 1 and tuple(fields) != COLUMNS:
                 raise ValueError(f"expected the columns {', '.join(COLUMNS)}, got {brief(', '.join(fields))}")
             if fields and len(fields) != len(COLUMNS):
                 raise ValueError(f"expected {len(COLUMNS)} fields, got {len(fields)}")
-            if fields:
-                rows.append({**dict(zip(COLUMNS, fields, strict=True)), _PLACE: f"{path}, line {reader.line_num}"})
+            if fields and reader.line_num > 1:
+                yield {**dict(zip(COLUMNS, fields, strict=True)), _PLACE: f"{path}, line {reader.line_num}"}
     except (csv.Error, ValueError) as error:
         raise ValueError(f"{path}, line {reader.line_num}: {error}") from None
-    return rows[1:]
 
 
 def _runs(rows: Iterable[Mapping[str, str]]) -> dict[str, Run]:

@@ -24,7 +24,17 @@ from canonlm.runs.evaluated import Evaluated
 from canonlm.runs.gather import Gathered
 from canonlm.runs.identity import exact, flat
 from canonlm.runs.load import LeftOut, Run, mixes, tokens_of
-from canonlm.runs.rows import DAMAGE, Evaluation, accuracy_of, finite, known_count, of_set, one_line, slice_key
+from canonlm.runs.rows import (
+    DAMAGE,
+    MAX_BYTES,
+    Evaluation,
+    accuracy_of,
+    finite,
+    known_count,
+    of_set,
+    one_line,
+    slice_key,
+)
 from canonlm.runs.seed_statistics import t_factor
 
 SCHEMA = {
@@ -343,7 +353,7 @@ def write_csv(frame: pl.DataFrame) -> str:
 
 def read_csv(file: str | Path) -> pl.DataFrame:
     """A file of `canonlm results --csv` as a frame, with its original texts. OSError: the file cannot be read."""
-    return read_text(untrusted.read_text(Path(file)))
+    return read_text(untrusted.read_text(Path(file), MAX_BYTES))
 
 
 def read_text(text: str) -> pl.DataFrame:
