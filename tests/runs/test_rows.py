@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from canonlm.runs.load import load_run
-from canonlm.runs.rows import TRAIN_KEYS, Metrics
+from canonlm.runs.rows import MAX_LINE, TRAIN_KEYS, Metrics
+from canonlm.runs.rows import read as read_rows
 from canonlm.train.loop import train
 from canonlm.train.machine import environment
 
@@ -48,6 +49,21 @@ def test_a_continued_run_keeps_the_rows_up_to_its_checkpoint_and_their_time(tmp_
     assert (again.evaluation(10) or {}).get("loss") == (1.9 if step >= 10 else None)
     discarded = tmp_path / "metrics.discarded.jsonl"
     assert (read(discarded) if discarded.exists() else []) == ROWS[kept:]
+
+
+def test_every_row_that_is_written_is_read(tmp_path):
+    def row(step, names):
+        return {"kind": "eval", "step": step, "slices": [
+            {"slice": {"k": f"{name:060d}"}, "correct": 0, "total": 9} for name in range(names)]}  # fmt: skip
+
+    fits = MAX_LINE // len(json.dumps(row(1, 1)["slices"][0]) + ", ") - 2
+    written(tmp_path, [row(1, fits)])
+    with pytest.raises(ValueError, match=r"metrics.jsonl: expected a row of at most 1,048,576 bytes \(an eval"):
+        written(tmp_path, [row(2, fits + 4)], last_step=1)
+    written(tmp_path, [row(3, 2)], last_step=2)
+    evaluations, _, damaged = read_rows(tmp_path / "metrics.jsonl")
+    assert [(each.step, len(each.slices)) for each in evaluations] == [(1, fits), (3, 2)]
+    assert damaged == 0
 
 
 def test_every_key_of_a_row_is_present_and_correct(reference):

@@ -194,6 +194,15 @@ def test_a_task_selects_or_defines_its_evaluation(mine):
     assert evals.build(WindowStream(tasks.get("mine.py:Bare"), "test", 0, 9, "all", False), 2, 2) == ("mine.py:Bare", 2)
 
 
+def test_slices_that_no_row_can_hold_are_refused_before_training(monkeypatch):
+    task = tasks.get("copying", N=8)
+    monkeypatch.setattr(type(task), "slices", lambda self: [{"k": k} for k in range(20_000)])
+    with pytest.raises(ValueError, match=r"^copying: expected slices whose counts fit in a row .* got 20,000 slices$"):
+        evals.build(WindowStream(task, "test", 0, 20, "answer", False), 2, 2)
+    monkeypatch.setattr(type(task), "slices", lambda self: [{"k": k} for k in range(10_000)])
+    evals.build(WindowStream(task, "test", 0, 20, "answer", False), 2, 2)
+
+
 def test_custom_presets_and_difficulties(mine):
     own = """
     difficulties = {"long": {"bits": 99}}

@@ -350,7 +350,12 @@ class Metrics:
         return next((row for row in self._rows() if row.get("kind") == "eval" and row["step"] == step), None)
 
     def write(self, row: dict[str, Any]) -> None:
-        self._file.write(json.dumps(row) + "\n")
+        """ValueError, and nothing is written, for a row that `read` would not take."""
+        line = json.dumps(row) + "\n"
+        if len(line) > MAX_LINE:
+            what = f"a row of at most {MAX_LINE:,} bytes (an evaluation with fewer slices)"
+            raise ValueError(f"{self._path}: expected {what}, got {len(line):,}")
+        self._file.write(line)
         self._file.flush()
 
     def close(self) -> None:
