@@ -108,6 +108,22 @@ def test_an_unfinished_run_is_named_but_not_averaged(tmp_path):
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["out.html"]
 
 
+def test_many_unfinished_runs_are_one_line_of_the_terminal(tmp_path):
+    rows = [evaluation(10, {("k", 1): (5, 10)})]
+    write_run(tmp_path / "runs" / "hurt", evals=rows, seed=99, steps=40, finished=False, tail="{")
+    for seed in range(8):
+        write_run(tmp_path / "runs" / f"going{seed}", evals=rows, seed=seed, steps=40, finished=False)
+    assert printed(tmp_path).count("unfinished at step 10 of 40") == 9
+    write_run(tmp_path / "runs" / "going8", evals=rows, seed=8, steps=40, finished=False)
+    (tmp_path / "runs" / "nothing").mkdir()
+    lines = printed(tmp_path).splitlines()[-3:]
+    assert [line.partition(": unfinished")[0].strip() for line in lines[:2]] == ["hurt", "9 runs"]
+    assert lines[1].strip() == "9 runs: unfinished (going0 and others)"
+    assert lines[2].strip() == "nothing: left out, empty folder"
+    words = visible_text(page_of(tmp_path))
+    assert all(f"going{seed}: unfinished" in words for seed in range(9))
+
+
 def test_accidental_differences_are_listed_with_the_comparison(tmp_path):
     rows = [evaluation(10, {("k", 1): (5, 10)})]
     write_run(tmp_path / "runs" / "a", evals=rows, steps=10)

@@ -23,7 +23,7 @@ from canonlm.report import results_figures, results_page, results_payload
 from canonlm.report import results_tables as tables
 from canonlm.runs import table
 from canonlm.runs.gather import gather
-from canonlm.runs.load import LeftOut, in_short
+from canonlm.runs.load import MAX_UNFINISHED, LeftOut, in_short
 
 GIVEN = typer.Argument(
     help="Folders of runs, or of results of `canonlm eval`, to put beside the published ones. Filters: arch=GLA5,GDN2, "
@@ -169,5 +169,5 @@ def _print(console: Console, parts: Iterable[RenderableType]) -> None:
 
 def _print_left_out(left_out: Iterable[LeftOut]) -> None:
     """On standard error, so that --csv - stays a table."""
-    for entry in in_short(left_out):
+    for entry in in_short(left_out, MAX_UNFINISHED):
         say(f"{entry.name}: left out, {entry.reason}", file=sys.stderr)

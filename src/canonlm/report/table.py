@@ -15,7 +15,7 @@ from canonlm.report.format import scale_words, score_label
 from canonlm.report.play import Play
 from canonlm.report.section import by_rate, by_scale, ranking
 from canonlm.report.text_section import every_run, scores_blocks
-from canonlm.runs.load import in_short
+from canonlm.runs.load import MAX_UNFINISHED, LeftOut, in_short
 from canonlm.runs.rows import is_slice
 from canonlm.runs.summary import Architecture, adjusted, columns_of, compared_of, scales_of
 
@@ -57,9 +57,9 @@ def tables(play: Play) -> Iterator[Table | Text]:
             yield _drawn(f"\n{text.heading}", shown)
     for heading, _, head, rows in suite_tables(play.evaluated):
         yield _drawn(f"\n{heading}", table(head, rows, kind="models"))
-    for run in play.runs:
-        if remarks := [*([] if run.finished else [run.state]), *run.damage]:
-            yield Text(plain(f"{run.name}: {'; '.join(remarks)}"), style="yellow")
+    remarks = ((run.name, "; ".join([*([] if run.finished else [run.state]), *run.damage])) for run in play.runs)
+    for entry in in_short((LeftOut(name, remark) for name, remark in remarks if remark), MAX_UNFINISHED):
+        yield Text(plain(f"{entry.name}: {entry.reason}"), style="yellow")
     for entry in in_short(play.left_out):
         yield Text(plain(f"{entry.name}: left out, {entry.reason}"), style="yellow")
 

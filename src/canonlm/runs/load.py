@@ -31,16 +31,21 @@ class LeftOut:
 
 
 NOT_BEGUN = "nothing recorded yet"
+MAX_UNFINISHED = 8
+"""Max unfinished runs that a terminal names."""
 
 
-def in_short(left_out: Iterable[LeftOut]) -> list[LeftOut]:
-    """The same, with all runs that have recorded nothing as one entry at the end: a changed plan leaves many."""
+def in_short(left_out: Iterable[LeftOut], unfinished: float = math.inf) -> list[LeftOut]:
+    """The same, with all runs that have recorded nothing as one entry at the end: a changed plan leaves many. So are
+    those that are only unfinished, if there are more than `unfinished`."""
     entries = list(left_out)
-    waiting = [entry for entry in entries if entry.reason == NOT_BEGUN]
-    if len(waiting) < 2:
-        return entries
-    others = [entry for entry in entries if entry.reason != NOT_BEGUN]
-    return [*others, LeftOut(f"{len(waiting):,} runs", f"{NOT_BEGUN} ({waiting[0].name} and others)")]
+    for reason, most in ((NOT_BEGUN, 1), ("unfinished", unfinished)):
+        alike = [entry for entry in entries if entry.reason.startswith(reason) and ";" not in entry.reason]
+        if len(alike) > most:
+            one = LeftOut(f"{len(alike):,} runs", f"{reason} ({alike[0].name} and others)")
+            gathered = {*alike}
+            entries = [*(entry for entry in entries if entry not in gathered), one]
+    return entries
 
 
 @dataclass(frozen=True)
