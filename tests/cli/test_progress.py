@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from canonlm.cli.live import PAGE_SECONDS, GridLines, LivePage, grid_table, short_name
+from canonlm.cli.live import MAX_PAGE_SHARE, PAGE_SECONDS, GridLines, LivePage, grid_table, short_name
+from canonlm.cli.play import run_all
 from canonlm.launch.grid import PlannedRun
 from canonlm.launch.plan import START_SECONDS
 from canonlm.launch.play import Progress
@@ -163,6 +164,33 @@ def test_when_the_page_is_written(tmp_path, written):
     assert written == [True, True, True]
     page(in_states("finished", "failed"))
     assert written == [True, True, True, False]
+
+
+def test_a_page_that_takes_long_is_written_for_a_small_share_of_the_time(tmp_path, written, monkeypatch):
+    """1,000 runs end, one every 5 s; a page takes 7 ms for each run."""
+    now, runs = [0.0], 1000
+    page = LivePage(tmp_path, clock=lambda: now[0])
+    monkeypatch.setattr(page, "write", lambda live: (written.append(live), now.__setitem__(0, now[0] + 0.007 * runs)))
+    states = ["waiting"] * runs
+    for ended in range(runs):
+        states[ended] = "finished"
+        page(in_states(*states))
+        now[0] += 5
+    assert 30 <= len(written) <= now[0] * MAX_PAGE_SHARE / (0.007 * runs) + 2
+    assert written.count(False) == 1
+    assert written[-1] is False
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("the disk is full")])
+def test_the_page_of_a_grid_that_ends_early_does_not_wait_for_more(tmp_path, written, monkeypatch, error):
+    def stopped(runs, jobs, page):
+        page(in_states("running", "waiting"))
+        raise error
+
+    monkeypatch.setattr("canonlm.cli.live.follow_grid", stopped)
+    with pytest.raises(type(error)):
+        run_all([], tmp_path, None)
+    assert written == [True, False]
 
 
 def test_an_unwritable_page_does_not_stop_a_run(tmp_path):

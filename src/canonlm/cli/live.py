@@ -372,19 +372,21 @@ def duration(seconds: float) -> str:
 
 class LivePage:
     """Writes the page of a play folder when called with the state of its grid: at the start, when a run has ended, and
-    otherwise every `PAGE_SECONDS`. The page reloads itself until it is written without `live`."""
+    otherwise every `PAGE_SECONDS`, but for at most `MAX_PAGE_SHARE` of the time; when the last run has ended, always.
+    The page reloads itself until it is written without `live`."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self.folder, self.clock = folder, clock
-        self.settled, self.next = -1, 0.0
+        self.settled, self.soon, self.next = -1, 0.0, 0.0  # soon: from when on the end of a run counts
 
     def __call__(self, grid: Grid) -> None:
         settled = sum(progress.state in ("finished", "failed") for progress in grid)
         start = self.clock()
-        if settled != self.settled or start >= self.next:
+        if start >= self.next or (settled != self.settled and (start >= self.soon or settled == len(grid))):
             self.write(live=settled < len(grid))
-            self.settled = settled
-            self.next = self.clock() + max(PAGE_SECONDS, (self.clock() - start) / MAX_PAGE_SHARE)
+            self.settled, end = settled, self.clock()
+            self.soon = end + (end - start) / MAX_PAGE_SHARE
+            self.next = max(self.soon, end + PAGE_SECONDS)
 
     def write(self, *, live: bool) -> None:
         """Write the page. Errors are ignored: runs do not depend on it, and the report at the end shows them."""

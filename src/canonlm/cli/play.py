@@ -110,14 +110,14 @@ def lay_out(
 
 
 def run_all(runs: "list[later.grid.PlannedRun]", folder: Path, jobs: int | None) -> "later.live.Grid":
-    """Run what is not finished; the page follows, also if it is interrupted."""
+    """Run what is not finished; the page follows, also if it is interrupted or fails."""
     page = later.live.LivePage(folder)
     try:
         grid = later.live.follow_grid(runs, jobs, page)
         for progress in grid:
             if progress.state == "finished" and progress.run.task is None:
                 _ask_birth_years(progress.run)
-    except KeyboardInterrupt:
+    except BaseException:
         page.write(live=False)
         raise
     return grid
