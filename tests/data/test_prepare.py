@@ -11,6 +11,7 @@ import signal
 import sysconfig
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -444,6 +445,32 @@ def test_invalid_inputs_and_outputs(tmp_path):
             run(tmp_path / "out2", tmp_path / "a.jsonl", **wrong)
     with pytest.raises(ValueError, match=r'unknown executor "slrum". Did you mean "slurm"\?'):
         run(tmp_path / "out2", tmp_path / "a.jsonl", executor="slrum")
+
+
+def test_too_many_files_or_tasks_are_refused_before_a_file_is_read(tmp_path, monkeypatch):
+    for number in range(6):
+        (tmp_path / f"{number}.txt").write_text(f"text {number}")
+    inputs, plan = [tmp_path / f"{number}.txt" for number in range(6)], {"tasks": 6, "validation": 0.5}
+    per_task = index.MAX_SHARD * 2
+    monkeypatch.setattr(index, "MAX_INDEX", len(index.encoded(run(tmp_path / "a", *inputs, **plan))) + 6 * per_task)
+    assert index.read(tmp_path / "a") == run(tmp_path / "b", *inputs, **plan)
+    monkeypatch.setattr(preparing, "check_key", lambda *_: pytest.fail("it reads the files"))
+    monkeypatch.setattr(index, "MAX_INDEX", index.MAX_INDEX - 4 * per_task)
+    with pytest.raises(ValueError, match=r"^--tasks: expected at most [1-5] with these files, got 6$"):
+        run(tmp_path / "c", *inputs, **plan)
+    monkeypatch.setattr(index, "MAX_INDEX", 1600)
+    for tasks in (None, 6):
+        with pytest.raises(ValueError, match=r"^--input: expected at most [1-5] files with names this long .*, got 6$"):
+            run(tmp_path / "c", *inputs, validation=0.5, tasks=tasks)
+    assert not (tmp_path / "c").exists()
+
+
+def test_no_shard_is_larger_in_an_index_than_its_bound(tmp_path):
+    largest = 2**48 - 1
+    shard = index.Shard(f"train-{preparing.MAX_TASKS}.ds", largest, largest, largest, "f" * 64, "f" * 64)
+    described = index.Index(2**24, "uint32", {"name": "t", "sha256": "f" * 64}, None, None, {}, (), 0, {})
+    sizes = [len(index.encoded(replace(described, splits={"train": (shard,) * count}))) for count in (1, 2)]
+    assert sizes[1] - sizes[0] <= index.MAX_SHARD
 
 
 def test_a_flipped_byte_is_found(tmp_path):

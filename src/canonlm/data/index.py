@@ -18,6 +18,7 @@ A folder may come from somebody else, so `read` checks the type and the bounds o
 """
 
 import hashlib
+import json
 import stat
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_confi
 from typing_extensions import TypedDict
 
 from canonlm.core.errors import expected
-from canonlm.core.files import write_json
+from canonlm.core.files import write_text
 from canonlm.core.untrusted import open_regular, path_inside, read_object
 
 NAME = "index.json"
@@ -36,6 +37,9 @@ VERSION = 1
 
 MAX_INDEX = 2**27
 """Max bytes of an index.json: some 400,000 shards, or a million inputs."""
+
+MAX_SHARD = 320
+"""Max bytes of a shard in an index.json."""
 
 MAX_VOCAB = 2**24
 """Max tokens of a vocabulary; the largest in use have some 2**18."""
@@ -95,7 +99,12 @@ _SHARD, _INDEX = TypeAdapter(Shard), TypeAdapter(Index)
 
 
 def write(folder: Path, index: Index) -> None:
-    write_json(folder / NAME, {"format": FORMAT, "version": VERSION, **asdict(index)})
+    write_text(folder / NAME, encoded(index))
+
+
+def encoded(index: Index) -> str:
+    """The content of `index.json`, in ASCII."""
+    return json.dumps({"format": FORMAT, "version": VERSION, **asdict(index)}, indent=1) + "\n"
 
 
 def read(folder: Path) -> Index:

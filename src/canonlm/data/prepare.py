@@ -40,7 +40,7 @@ from canonlm.tasks.random import check_count
 _log = logging.getLogger(__name__)
 
 TASK_SIZE = 2**25  # bytes of input per task
-MAX_TASKS = 10**6
+MAX_TASKS = 400_000  # shards of an index
 MAX_DEFAULT_TASKS = 1000  # a common limit of SLURM's arrays; larger inputs make larger tasks
 BAD_LINES = "bad-lines.jsonl"
 _BAD = TypeAdapter(Bad)
@@ -129,6 +129,7 @@ def prepare(
                 shutil.rmtree(places.work, ignore_errors=True)
             return existing
         if not (places.work / index.NAME).exists():
+            _check_sizes(plan, files)
             check_key(files, text_key, max_bad)
         _begin(places, plan, files)
         place = out.absolute()  # datatrove's file systems resolve a relative path only once
@@ -166,6 +167,20 @@ def default_tasks(inputs: Sequence[Input]) -> int:
     """The number of tasks: one per TASK_SIZE bytes, as far as files are divisible; a function of the inputs alone."""
     pieces = sum(-(-file.size // TASK_SIZE) if file.divisible else 1 for file in inputs)
     return max(1, min(pieces, -(-total(inputs) // TASK_SIZE), MAX_DEFAULT_TASKS))
+
+
+def _check_sizes(plan: Index, files: Sequence[Input]) -> None:
+    """ValueError if the index of these files and tasks could become larger than what is read."""
+    tasks, per_task = plan.command["tasks"], index.MAX_SHARD * (2 if plan.command["validation"] else 1)
+    size = len(index.encoded(plan))
+    fewest = min(tasks, default_tasks(files)) * per_task
+    if size + fewest > index.MAX_INDEX:
+        max_files = max(0, len(files) * (index.MAX_INDEX - fewest) // size)
+        join = "join small ones into JSON lines, one document per line"
+        what = f"at most {max_files:,} files with names this long ({join})"
+        raise expected("--input", what, len(files))
+    if size + tasks * per_task > index.MAX_INDEX:
+        raise expected("--tasks", f"at most {(index.MAX_INDEX - size) // per_task:,} with these files", tasks)
 
 
 def _begin(places: Places, plan: Index, inputs: Sequence[Input]) -> None:
