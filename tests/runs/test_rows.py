@@ -5,6 +5,7 @@ import math
 import re
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,7 @@ def test_a_continued_run_keeps_the_rows_up_to_its_checkpoint_and_their_time(tmp_
     again = written(tmp_path, [], last_step=step)
     assert again.elapsed_s == elapsed
     assert read(tmp_path / "metrics.jsonl") == ROWS[:kept]
-    assert (again.evaluation(10) or {}).get("loss") == (1.9 if step >= 10 else None)
+    assert again.evaluation == (ROWS[1] if step == 10 else None)
     discarded = tmp_path / "metrics.discarded.jsonl"
     assert (read(discarded) if discarded.exists() else []) == ROWS[kept:]
 
@@ -64,6 +65,53 @@ def test_every_row_that_is_written_is_read(tmp_path):
     evaluations, _, damaged = read_rows(tmp_path / "metrics.jsonl")
     assert [(each.step, len(each.slices)) for each in evaluations] == [(1, fits), (3, 2)]
     assert damaged == 0
+
+
+DAMAGED = {
+    "empty": b"\n",
+    "zeros": b"\0\0\0\n",
+    "bytes": b'{"step": "\xff"}\n',
+    "list": b"[20]\n",
+    "nan": b'{"step": NaN}\n',
+    "long": b"x" * 2**21 + b"\n",
+    "none": b"",
+}
+ENDS = DAMAGED | {"cut": b'{"kind": "train", "st', "without its line end": b'{"kind": "train", "step": 10}'}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("middle", DAMAGED)
+def test_damaged_rows_move_and_the_others_stay_as_they_are(tmp_path, middle, end):
+    between, last = DAMAGED[middle], ENDS[end]
+    lines = [json.dumps(row).encode() + b"\n" for row in ROWS]
+    (tmp_path / "metrics.jsonl").write_bytes(b"".join([*lines[:2], between, *lines[2:], last]))
+    before = (tmp_path / "metrics.jsonl").stat().st_ino
+    assert written(tmp_path, [], last_step=30).elapsed_s == 13
+    assert (tmp_path / "metrics.jsonl").read_bytes() == b"".join(lines)
+    assert ((tmp_path / "metrics.jsonl").stat().st_ino == before) is not bool(between or last)
+    discarded = tmp_path / "metrics.discarded.jsonl"
+    ended = last and last.removesuffix(b"\n") + b"\n"
+    assert (discarded.read_bytes() if discarded.exists() else b"") == between + ended
+
+
+def test_a_long_file_is_read_in_little_memory(tmp_path):
+    row, rows = json.dumps(ROWS[0] | {"why": "x" * 1000}).encode() + b"\n", 20_000
+    (tmp_path / "metrics.jsonl").write_bytes(row * rows + json.dumps(ROWS[4]).encode() + b"\n")
+    tracemalloc.start()
+    try:
+        assert written(tmp_path, [], last_step=20).elapsed_s == 5.0
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+    assert (tmp_path / "metrics.jsonl").stat().st_size == len(row) * rows
+
+
+def test_a_line_that_cannot_be_a_row_is_refused(tmp_path):
+    with (tmp_path / "metrics.jsonl").open("wb") as file:
+        file.truncate(2**40)  # takes no space
+    with pytest.raises(ValueError, match=r"^.*metrics\.jsonl: expected lines of at most 67,108,864 bytes$"):
+        Metrics(tmp_path, 10)
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
 def test_every_key_of_a_row_is_present_and_correct(reference):

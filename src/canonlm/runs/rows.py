@@ -11,12 +11,13 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from io import TextIOWrapper
+from itertools import compress
 from pathlib import Path
 from typing import IO, Any, TypeGuard
 
 from canonlm.core.errors import plain
-from canonlm.core.files import append, write_text
-from canonlm.core.untrusted import open_regular, own_file, parse_json, read_bytes, read_text
+from canonlm.core.files import append, complete_file
+from canonlm.core.untrusted import open_regular, own_file, parse_json
 
 TRAIN_KEYS = {
     "kind": '"train"',
@@ -54,6 +55,9 @@ MAX_COUNT = 2**53
 
 MAX_LINE = 2**20
 """Max bytes of a row."""
+
+MAX_KEPT_LINE = 2**26
+"""Max bytes of a line in the file of a run that is continued."""
 
 MAX_BYTES = 2**30
 """Max bytes that are read of a file."""
@@ -328,26 +332,19 @@ class Metrics:
     """Writes rows. Existing rows up to `last_step` are kept; later rows, of an interrupted run, move to
     `metrics.discarded.jsonl`.
 
-    `elapsed_s` is that of the last row that is kept: the time that earlier processes spent on this run.
+    `elapsed_s` is that of the last row that is kept: the time that earlier processes spent on this run. `evaluation` is
+    the evaluation row of `last_step`, if there is one.
     """
 
     def __init__(self, folder: Path, last_step: int) -> None:
-        self._path = path = folder / "metrics.jsonl"
+        path = folder / "metrics.jsonl"
+        self.elapsed_s: float = 0.0
+        self.evaluation: dict[str, Any] | None = None
         if path.is_symlink():
             raise ValueError(f"{path}: expected a file, got a link")
         if path.exists():
-            lines = read_bytes(path, MAX_BYTES).decode("utf-8", "replace").splitlines(keepends=True)
-            kept = [line for line in lines if _step(line) <= last_step]
-            if len(kept) < len(lines):
-                with TextIOWrapper(append(folder / "metrics.discarded.jsonl"), encoding="utf-8") as discarded:
-                    discarded.writelines(line.rstrip("\n") + "\n" for line in lines if _step(line) > last_step)
-                write_text(path, "".join(kept))
+            self._keep(path, last_step)
         self._file = TextIOWrapper(append(path), encoding="utf-8")
-        self.elapsed_s: float = max((_number(row.get("elapsed_s")) or 0.0 for row in self._rows()), default=0.0)
-
-    def evaluation(self, step: int) -> dict[str, Any] | None:
-        """The evaluation row of a step, if there is one."""
-        return next((row for row in self._rows() if row.get("kind") == "eval" and row["step"] == step), None)
 
     def write(self, row: dict[str, Any]) -> None:
         """ValueError, and nothing is written, for a row that `read` would not take."""
@@ -361,14 +358,38 @@ class Metrics:
     def close(self) -> None:
         self._file.close()
 
-    def _rows(self) -> list[dict[str, Any]]:
-        return [parse_json(line, "metrics.jsonl") for line in read_text(self._path, MAX_BYTES).splitlines()]
+    def _keep(self, path: Path, last_step: int) -> None:
+        """Line by line, as a file may be larger than the memory."""
+        try:
+            file = open_regular(path)
+        except OSError as error:
+            raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
+        with file:
+            moves = bytearray(self._take(line, last_step) for line in _whole_lines(file))  # one for each line
+            if any(moves):
+                with append(path.with_name("metrics.discarded.jsonl")) as discarded:
+                    discarded.writelines(line.rstrip(b"\n") + b"\n" for line in compress(_whole_lines(file), moves))
+                with complete_file(path) as kept:
+                    kept.writelines(line for line, moved in zip(_whole_lines(file), moves, strict=True) if not moved)
+
+    def _take(self, line: bytes, last_step: int) -> bool:
+        """Whether a line moves: a row after `last_step`, or anything else, such as a row without its line end."""
+        try:
+            row = parse_json(line, "metrics.jsonl")
+            if not line.endswith(b"\n") or not float(row["step"]) <= last_step:
+                return True
+        except DAMAGE:
+            return True
+        self.elapsed_s = max(self.elapsed_s, _number(row.get("elapsed_s")) or 0.0)
+        if self.evaluation is None and row.get("kind") == "eval" and row["step"] == last_step:
+            self.evaluation = row
+        return False
 
 
-def _step(line: str) -> float:
-    """The step of a row; infinity for anything else, such as a row without its line end."""
-    try:
-        row = parse_json(line, "metrics.jsonl")
-        return float(row["step"]) if isinstance(row, dict) and line.endswith("\n") else math.inf
-    except DAMAGE:
-        return math.inf
+def _whole_lines(file: IO[bytes]) -> Iterator[bytes]:
+    """The lines of a file from its start. ValueError for a line that is too long for a row and for the memory."""
+    file.seek(0)
+    for line in iter(lambda: file.readline(MAX_KEPT_LINE + 1), b""):
+        if len(line) > MAX_KEPT_LINE:
+            raise ValueError(f"metrics.jsonl: expected lines of at most {MAX_KEPT_LINE:,} bytes")
+        yield line

@@ -221,7 +221,7 @@ class _Run:
         for why in notes if world.main else []:
             self.on_row({"kind": "note", "step": self.step, "why": why})
         if self.step and self._evaluates():
-            evaluation = world.broadcast(self.metrics.evaluation(self.step) if world.main else None) or self._evaluate()
+            evaluation = world.broadcast(self.metrics.evaluation if world.main else None) or self._evaluate()
             if not evaluation:
                 raise self._interrupted(evaluated=False)
         portions = batches(
