@@ -85,9 +85,11 @@ class Shared:
 
     def start(self, name):
         def work():
-            claims = Leases(self.folder, INTERVAL, clock=lambda: self.now)
+            claims, listing = Leases(self.folder, INTERVAL, clock=lambda: self.now), None
             while not self.finished:
-                lease = claims.claim("run")
+                if self.rng.random() < 0.5:  # else that of an earlier claim, or none
+                    listing = claims.listed()
+                lease = claims.claim("run", listing)
                 if lease is None:
                     continue
                 self.owned[name] = lease
@@ -199,6 +201,30 @@ def test_a_machine_that_slept_does_not_consider_others_dead(tmp_path, clock):
         assert other.claim("run") is None
         clock.now += 1000 * INTERVAL
     assert other.claim("run") is not None
+
+
+def test_the_folder_is_listed_once_for_all_runs_that_others_hold(tmp_path, clock, monkeypatch):
+    names, other = [f"run{number}" for number in range(5)], claims(tmp_path, clock)
+    leases_held = [claims(tmp_path, clock).claim(name) for name in names]
+    listing = other.listed()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", lambda folder: pytest.fail("it lists the folder"))
+        assert [other.claim(name, listing) for name in names] == [None] * 5
+    leases_held[0].release()
+    assert other.claim("run0", listing) is None  # the next listing shows it
+    assert other.claim("run0", other.listed()).held()
+    assert claims(tmp_path, clock).claim("run0", {}) is None
+
+
+def test_a_claim_with_an_old_listing_withdraws_when_another_worker_has_taken_over(tmp_path, clock):
+    slow, other = claims(tmp_path, clock), claims(tmp_path, clock)
+    listing = slow.listed()
+    claims(tmp_path, clock).claim("run")
+    while (taken := other.claim("run")) is None:
+        clock.now += INTERVAL
+    assert slow.claim("run", listing) is None
+    assert taken.held()
+    assert list(tmp_path.iterdir()) == [taken.path]
 
 
 def test_a_claim_whose_answer_is_lost(tmp_path, clock, monkeypatch):

@@ -211,11 +211,12 @@ class _Worker:
 
     def _claim(self) -> tuple[PlannedRun, Lease] | None:
         """Claim the next run that is free."""
+        listing = self.leases.listed() if self.todo else {}  # once for all of them
         while self.todo:
             run = self.todo.popleft()
             if self._is_settled(run):
                 continue
-            if (lease := self.leases.claim(run.name)) is None:
+            if (lease := self.leases.claim(run.name, listing)) is None:
                 self.held.append(run)
                 continue
             # Checked again: another worker may have finished it, and released it, before the claim.

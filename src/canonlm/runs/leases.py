@@ -22,7 +22,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -105,6 +105,10 @@ class Lease:
             raise
 
 
+Listing = Mapping[str, Mapping[int, Path]]
+"""The files of leases, by the name of the run and the generation."""
+
+
 @dataclass
 class _Sighting:
     """When a lease was last checked, and how long it has been unchanged."""
@@ -121,16 +125,20 @@ class Leases:
         self.folder, self.interval, self._clock = folder, interval, clock
         self._sightings: dict[Path, _Sighting] = {}
 
-    def claim(self, name: str) -> Lease | None:
-        """Claim a run that has no owner, or whose owner sends no heartbeats; None if another worker has it."""
-        generations = self._generations(name)
+    def claim(self, name: str, listing: Listing | None = None) -> Lease | None:
+        """Claim a run that has no owner, or whose owner sends no heartbeats; None if another worker has it.
+
+        listing: what `listed` returned before, where many runs are claimed. An old one is safe, as a worker may pause
+        after it has listed the folder anyway: a claim that creates a lease lists the folder again.
+        """
+        generations = (self.listed() if listing is None else listing).get(name, {})
         top = max(generations, default=0)
         if top and not self._is_stale(generations[top]):
             return None
         lease = self._create(name, top + 1)
         if lease is None:
             return None
-        generations = self._generations(name)
+        generations = self.listed().get(name, {})
         if max(generations, default=0) > top + 1:
             lease.release()
             return None
@@ -140,15 +148,20 @@ class Leases:
                     path.unlink(missing_ok=True)
         return lease
 
+    def listed(self) -> Listing:
+        """All leases of the folder."""
+        listing: dict[str, dict[int, Path]] = {}
+        for name, generation, path in _leases_in(self.folder):
+            listing.setdefault(name, {})[generation] = path
+        return listing
+
     def owners(self) -> dict[str, tuple[Owner, float]]:
         """The owner of every run that has one, and seconds since its last heartbeat, by the file system's clock."""
-        newest: dict[str, tuple[int, Path]] = {}
-        for name, generation, path in _leases_in(self.folder):
-            newest[name] = max(newest.get(name, (0, path)), (generation, path))
+        listing = self.listed()
         now, ages = _now(self.folder), {}
-        for name, (_, path) in newest.items():
+        for name, generations in listing.items():
             with suppress(FileNotFoundError):  # released in between
-                owner, status = _read(path)
+                owner, status = _read(generations[max(generations)])
                 ages[name] = owner, max(0.0, now - status.st_mtime)
         return ages
 
@@ -159,9 +172,6 @@ class Leases:
                 path.unlink(missing_ok=True)
         for path in self.folder.glob(".*.tmp"):
             path.unlink(missing_ok=True)
-
-    def _generations(self, name: str) -> dict[int, Path]:
-        return {generation: path for other, generation, path in _leases_in(self.folder) if other == name}
 
     def _is_stale(self, path: Path) -> bool:
         now = self._clock()  # before the file is read, so that a pause in between does not make an owner look dead
