@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from canonlm.cli import main
 from canonlm.data.tokenizers import load
 from canonlm.runs.answers import read_answers
+from canonlm.suites import text as text_suite
 from canonlm.suites.load_model import Subject, as_in_training
 from canonlm.suites.text import TextSettings, documents, rows, scores
 
@@ -85,6 +87,46 @@ def test_two_models_and_their_differences(folders, tmp_path, monkeypatch, capsys
     assert main([*command, "context=[16,32]", "--out", "both"]) == 0
     assert capsys.readouterr().out.count("Differences from") == 2
     assert sorted(path.name for path in (tmp_path / "both").iterdir()) == ["1-a", "2-b"]
+
+
+def test_an_interrupted_evaluation_continues_after_the_last_document(folders, tmp_path, monkeypatch):
+    command = ["eval", str(folders / "a"), "--suite", "text", str(folders / "my.jsonl"), "--out"]
+    assert main([*command, str(tmp_path / "whole")]) == 0
+    read, losses = [], text_suite._losses
+
+    def counted(subject, ids, *more):
+        read.append(len(ids))
+        if len(read) == 4:
+            raise KeyboardInterrupt
+        return losses(subject, ids, *more)
+
+    monkeypatch.setattr(text_suite, "_losses", counted)
+    with suppress(KeyboardInterrupt):
+        assert main([*command, str(tmp_path / "out")]) == 130
+    (path,) = (tmp_path / "out" / "answers").glob("*.jsonl")
+    assert path.read_text().count("\n") == 3
+    with path.open("a") as file:
+        file.write('{"index": 3, "sli')  # as a killed process leaves it
+    assert main([*command, str(tmp_path / "out")]) == 0
+    assert len(read) == 4 + 2
+    (resumed, rows), (entry, expected) = results(tmp_path / "out"), results(tmp_path / "whole")
+    assert rows == expected
+    assert (resumed["scores"], resumed["answers"]["sha256"]) == (entry["scores"], entry["answers"]["sha256"])
+
+
+@pytest.mark.parametrize("damage", ['"positions": []', '"positions": {"0": []}', '"nats": 1'])
+def test_a_damaged_row_of_an_interrupted_evaluation_is_named(folders, tmp_path, capsys, damage):
+    command = ["eval", str(folders / "a"), "--suite", "text", str(folders / "my.jsonl"), "--out", str(tmp_path)]
+    assert main(command) == 0
+    (path,) = (tmp_path / "answers").glob("*.jsonl")
+    (tmp_path / "results.json").unlink()
+    lines = path.read_text().splitlines()
+    row = {"index": 0, "slice": {}, "right": {}, "bytes": 3, "tokens": 3} | json.loads(f"{{{damage}}}")
+    path.write_text("\n".join([json.dumps(row), *lines[1:], ""]))
+    capsys.readouterr()
+    assert main(command) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "a damaged line" in line
 
 
 @pytest.mark.parametrize(

@@ -94,23 +94,39 @@ class Results:
         not_finite: the indices of prompts whose logits are not finite, updated by `write` (`Writer.not_finite`).
         """
         path = self._path(suite, questions.name, {**settings, "n": None})
-        with self._writing("answers"):
-            append(path).close()
-        try:
-            with lock(path.with_name(f".{path.stem}.lock"), timeout=0):
-                rows = self._ask(path, questions, write, on_answer, not_finite)
-        except Timeout:
-            raise ValueError(f"{path}: another process is asking {questions.name}") from None
-        try:
+        with self._asking(path, questions.name):
+            rows = self._ask(path, questions, write, on_answer, not_finite)
+        with _reading(path):
             results = scores(rows, questions.measures)
-        except (KeyError, TypeError) as error:
-            raise damaged(path, f"{type(error).__name__}: {error}") from None
         self._note(suite, questions.name, path, rows)
         return [*results, *_not_finite(rows)]
 
+    def collect(
+        self,
+        suite: str,
+        name: str,
+        settings: Mapping[str, Any],
+        answers: Callable[[Collection[int]], Iterator[Row]],
+        score: Callable[[Sequence[Row]], list[Score]],
+    ) -> list[Score]:
+        """As `ask`, for a suite whose answers are not texts: `answers(done)` yields those whose `index` is not in
+        `done`, and each is on disk before the next."""
+        path = self._path(suite, name, settings)
+        with self._asking(path, name):
+            by_index = rows_in(path, cut=True)
+            with TextIOWrapper(append(path), encoding="utf-8") as file:
+                for row in answers(frozenset(by_index)):
+                    self._write(file, row)
+                    by_index[row["index"]] = row
+        rows = [by_index[index] for index in sorted(by_index)]
+        with _reading(path):
+            results = score(rows)
+        self._note(suite, name, path, rows)
+        return results
+
     def keep(self, suite: str, name: str, settings: Mapping[str, Any], rows: Sequence[Row]) -> None:
-        """Write the answers of an entry that will be added, for a suite that does not use `ask`. `rows` are as in the
-        files of `ask`, with `index` from 0."""
+        """Write the answers of an entry that will be added, for a suite that uses neither. `rows` are as in the files
+        of `ask`, with `index` from 0."""
         path = self._path(suite, name, settings)
         with self._writing("answers"):
             write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
@@ -122,6 +138,22 @@ class Results:
         with writing("--out", self.out):
             make_folder(self.out, *names)
             yield
+
+    @contextmanager
+    def _asking(self, path: Path, name: str) -> Iterator[None]:
+        """For adding answers to a file, which is created if it is missing. ValueError: another process does it."""
+        with self._writing("answers"):
+            append(path).close()
+        try:
+            with lock(path.with_name(f".{path.stem}.lock"), timeout=0):
+                yield
+        except Timeout:
+            raise ValueError(f"{path}: another process is asking {name}") from None
+
+    def _write(self, file: TextIOWrapper, row: Row) -> None:
+        with self._writing("answers"):
+            file.write(json.dumps(row) + "\n")
+            file.flush()
 
     def _path(self, suite: str, name: str, settings: Mapping[str, Any]) -> Path:
         model = {key: self._model.get(key) for key in _IDENTITY}
@@ -150,9 +182,7 @@ class Results:
                 row["right"] = questions.grade(question, text)
                 if place in not_finite:
                     row["finite"] = False
-                with self._writing("answers"):
-                    file.write(json.dumps(row) + "\n")
-                    file.flush()
+                self._write(file, row)
                 rows[index] = row
                 on_answer(len(rows))
         return [rows[index] for index in sorted(rows)]
@@ -188,6 +218,15 @@ class Results:
 
 _IDENTITY = ("fingerprint", "tokenizer")
 """Keys that identify a model."""
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """For computing scores from answers of a file, which may be damaged."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise damaged(path, f"{type(error).__name__}: {error}") from None
 
 
 def _key(*parts: Any) -> str:

@@ -4,7 +4,7 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import product
@@ -169,12 +169,12 @@ class _Exam:
         documents, context = text.documents(settings), text.context_of(subject, settings)
         noted = {**settings.model_dump(mode="json"), **_contents(settings, ("file",)), "context": context}
 
-        def scores(rows: list[dict[str, Any]]) -> list[Score]:
-            rows += text.rows(subject, documents, context, self.options.batch_size, self.progress.advance)
-            return text.scores(rows)
+        def answers(done: Collection[int]) -> Iterator[dict[str, Any]]:
+            return text.rows(subject, documents, context, self.options.batch_size, self.progress.advance, done)
 
-        self.progress.begin(settings.name, len(documents))
-        yield self._entry(settings.name, noted, scores)
+        name = settings.name
+        self.progress.begin(name, len(documents))
+        yield self._entry(name, noted, lambda _: self.results.collect(self.suite, name, noted, answers, text.scores))
 
     def harness(self, settings: Any) -> Iterator[dict[str, Any]]:
         """One entry per task. The harness resolves groups and patterns into tasks only while it runs."""

@@ -8,7 +8,7 @@ same bytes for all.
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -83,12 +83,14 @@ def rows(
     texts: Sequence[str],
     context: int,
     batch_size: int | None = None,
-    on_document: Callable[[int], None] = lambda done: None,
+    on_document: Callable[[int], None] = lambda number: None,
+    done: Collection[int] = (),
 ) -> Iterator[Row]:
-    """For each document `bytes`, `tokens` and `nats`, and `positions`: `{min tokens before: [nats, tokens]}`."""
+    """For each document whose index is not in `done`: `bytes`, `tokens` and `nats`, and `positions`, which are `{min
+    tokens before: [nats, tokens]}`."""
     words: Any = subject.tokenizer
     begin = words.bos_token_id if words.bos_token_id is not None else words.eos_token_id
-    for index, text in enumerate(texts):
+    for index, text in ((index, text) for index, text in enumerate(texts) if index not in done):
         # The name of a special token in a document is text, as in training.
         plain = words(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
         ids, read, size = [begin, *plain], 1, len(text.encode())
