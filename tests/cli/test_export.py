@@ -137,7 +137,7 @@ def test_the_card_has_intervals_over_documents(trained, tmp_path, monkeypatch):
     assert main(["eval", "run", "--suite", "text", "held-out.jsonl"]) == 0
     assert main(["export", "run", "out"]) == main(["export", "run", "first", "--step", "1"]) == 0
 
-    [file] = (tmp_path / "run" / "evals" / "step-00000002" / "answers").iterdir()
+    [file] = (tmp_path / "run" / "evals" / "step-00000002" / "answers").glob("*.jsonl")
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     bits = [row["nats"] / math.log(2) / row["bytes"] for row in rows]
     low, high = stats.t.interval(0.95, len(bits) - 1, statistics.mean(bits), stats.sem(bits))
