@@ -337,7 +337,7 @@ class Metrics:
     """
 
     def __init__(self, folder: Path, last_step: int) -> None:
-        path = folder / "metrics.jsonl"
+        self._path = path = folder / "metrics.jsonl"
         self.elapsed_s: float = 0.0
         self.evaluation: dict[str, Any] | None = None
         if path.is_symlink():
