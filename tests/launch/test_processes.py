@@ -28,6 +28,8 @@ names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", 
 (folder / f"environment-{rank}").write_text(json.dumps({name: os.environ[name] for name in names}))
 print(plan.get("says", f"rank {rank} speaking"), flush=True)
 (folder / f"began-{rank}").touch()
+while "after" in plan and not (folder / f"told-{plan['after']}").exists():
+    time.sleep(0.01)
 end = time.monotonic() + plan.get("seconds", 0)
 while time.monotonic() < end and (not got or plan.get("deaf")):
     time.sleep(0.01)
@@ -37,6 +39,7 @@ if "why" in plan:
     message, printed = plan["why"]
     note = {"message": message, "printed": printed, "timestamp": int(time.time()), "time": time.time()}
     pathlib.Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps(note))
+    (folder / f"told-{rank}").touch()
     time.sleep(plan.get("dies", 0))
 if "kill" in plan:
     os.kill(os.getpid(), plan["kill"])
@@ -155,14 +158,14 @@ BOOM, LOST = ["RuntimeError: boom\nand more", False], ["RuntimeError: Connection
     ("plan", "code", "words"),
     [
         # The process that lost its partner is the first to end, and prints the most.
-        ({"0": {"seconds": 0.1, "code": 1, "why": LOST}, "1": {"code": 3, "why": BOOM, "dies": 0.2}}, 3, "rank 1"),
-        ({"0": {"code": 3, "why": BOOM, "dies": 0.2}, "1": {"seconds": 0.1, "code": 1, "why": LOST}}, 3, "rank 0"),
+        ({"0": {"after": 1, "code": 1, "why": LOST}, "1": {"code": 3, "why": BOOM, "dies": 0.2}}, 3, "rank 1"),
+        ({"0": {"code": 3, "why": BOOM, "dies": 0.2}, "1": {"after": 0, "code": 1, "why": LOST}}, 3, "rank 0"),
         ({"0": {"seconds": 60}, "1": {"code": 3, "why": BOOM}}, 3, "rank 1"),
-        ({"0": {"seconds": 0.1, "code": 3, "why": BOOM}, "1": {"code": 3, "why": BOOM}}, 3, "rank 0"),
+        ({"0": {"after": 1, "code": 3, "why": BOOM}, "1": {"code": 3, "why": BOOM}}, 3, "rank 0"),
         # A line from the first process is not repeated.
-        ({"0": {"code": 2, "why": ["no", True]}, "1": {"seconds": 0.1, "code": 2, "why": ["no", True]}}, 2, None),
-        ({"0": {"code": 2, "why": ["no", True]}, "1": {"seconds": 0.1, "code": 1, "why": LOST}}, 2, None),
-        ({"0": {"seconds": 0.1, "code": 1, "why": LOST}, "1": {"code": 2, "why": ["boom", True]}}, 2, "rank 1"),
+        ({"0": {"code": 2, "why": ["no", True]}, "1": {"after": 0, "code": 2, "why": ["no", True]}}, 2, None),
+        ({"0": {"code": 2, "why": ["no", True]}, "1": {"after": 0, "code": 1, "why": LOST}}, 2, None),
+        ({"0": {"after": 1, "code": 1, "why": LOST}, "1": {"code": 2, "why": ["boom", True]}}, 2, "rank 1"),
     ],
     ids=["second", "first", "second alone", "both", "both refuse", "first refuses", "second refuses"],
 )
