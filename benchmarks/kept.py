@@ -55,8 +55,9 @@ if __name__ == "__main__":
     if len(sys.argv) < 3:  # --help, too
         sys.exit(__doc__)
     if len(sys.argv) > 5:
-        added, _, questions = sys.argv[5].partition("=")
-        print_pairs(by_seed(*sys.argv[1:5]), added, int(questions) if questions else None)
+        added, _, questions = sys.argv[5].rpartition("=")
+        counted = questions.isdecimal()  # not the sites of +canon=D
+        print_pairs(by_seed(*sys.argv[1:5]), added if counted else sys.argv[5], int(questions) if counted else None)
         sys.exit()
     for arm, seeds in by_seed(*sys.argv[1:]).items():
         values = sorted(seeds.values())
