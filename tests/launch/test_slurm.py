@@ -299,6 +299,7 @@ def test_files_of_a_launch(config, tmp_path, sbatch):
     [setup] = [line for line in job.script.splitlines() if line.startswith("export PYTHONPATH")]
     [srun] = [line for line in job.script.splitlines() if line.startswith("srun ")]
     command = f"{setup}\n{srun[srun.index(sys.executable) :]}".replace("/launch/3", "/launch/1")
+    (launch / "reported").write_text("by the first task")
     slurms = {"JOB_ID": "12", "PROCID": "1", "LOCALID": "1", "NTASKS": "2", "JOB_NUM_NODES": "1", "NODEID": "0"}
     environment = {f"SLURM_{key}": value for key, value in slurms.items()} | {"SUBMITIT_EXECUTOR": "slurm"}
     done = subprocess.run(
@@ -308,7 +309,7 @@ def test_files_of_a_launch(config, tmp_path, sbatch):
     assert f"the copy {arguments} 1 2" in done.stdout.splitlines(), done.stderr
     assert "canonlm: no such text" in done.stdout.splitlines()  # the first task prints this, in another log
     assert done.returncode == 130
-    assert (launch / "reported").exists()
+    assert (launch / "reported").read_text() == ""  # written again
 
 
 def test_a_refusal_by_sbatch_leaves_nothing(config, tmp_path, sbatch, capfd):
