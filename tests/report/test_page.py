@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 from folders import evaluation, write_run, write_runs
-from reading import charts, embedded_json, evals_of, page_of, printed, tables, visible_text
+from reading import blocks, charts, embedded_json, evals_of, page_of, printed, tables, visible_text
 
 import canonlm
 from canonlm.report import summarise, write_report
@@ -128,8 +128,9 @@ def test_accidental_differences_are_listed_with_the_comparison(tmp_path):
     rows = [evaluation(10, {("k", 1): (5, 10)})]
     write_run(tmp_path / "runs" / "a", evals=rows, steps=10)
     write_run(tmp_path / "runs" / "b", evals=rows, steps=20, arch="llama+canon", lr=0.01, seed=3)
-    text = page_of(tmp_path)
-    assert "the runs also differ in training steps: see the settings below." in visible_text(text)
+    sentence = "he runs also differ in training steps: see the settings."
+    assert f"t{sentence}" in visible_text(page_of(tmp_path))
+    assert f"- T{sentence}" in printed(tmp_path)
 
 
 def test_before_anything_has_finished(tmp_path):
@@ -164,6 +165,12 @@ def test_the_terminal_tables(demo):
     low = gaffke_interval(shares)[0]  # of a task that a run has either solved or not
     assert f"{100 * low:.1f}–" in text
     assert low < 0.4  # however near 100 % three runs are
+
+
+def test_the_terminal_says_the_answers_of_the_page(demo, written):
+    text = " ".join(printed(demo, width=400).split())
+    assert len(blocks(written, "answer")) == 2
+    assert all(answer in text for answer in blocks(written, "answer"))
 
 
 @pytest.mark.parametrize("hops", [3, 6])

@@ -55,12 +55,12 @@ def section_blocks(section: Section, number: int) -> list[Block]:
     archs = summary.compared_of(section.architectures)
     finished = any(a.best for a in archs)
     charts = _charts(archs, section, number) if finished else _so_far(section, number)
-    caveats = [*not_planned([a.group for a in archs]), *summary.fairness(archs)] if finished else []
+    caveats = limits(archs)
     drawn = loss_curves(archs)
     any_loss = any(one["x"] for one in drawn["series"])
     losses = [chart(f"loss-{number}", "Loss on training batches, best rates.", drawn)] if any_loss else []
     return [
-        {"answer": _answer(archs)},
+        {"answer": answer(archs)},
         *ranking(archs, _columns(archs), section.chance),
         *charts[:1],
         *caveat(caveats),
@@ -76,7 +76,8 @@ def section_blocks(section: Section, number: int) -> list[Block]:
     ]  # fmt: skip
 
 
-def _answer(archs: Sequence[Architecture]) -> str:
+def answer(archs: Sequence[Architecture]) -> str:
+    """The verdict, or the highest score where there is none."""
     finished = [a for a in archs if a.best]
     if not finished:
         return "No run has finished yet."
@@ -90,10 +91,16 @@ def _answer(archs: Sequence[Architecture]) -> str:
     return text + more + unfinished(archs)
 
 
+def limits(archs: Sequence[Architecture]) -> list[str]:
+    """The limits of the comparison, a sentence each."""
+    finished = any(a.best for a in archs)
+    return [*not_planned([a.group for a in archs]), *summary.fairness(archs)] if finished else []
+
+
 def not_planned(groups: Sequence[Group]) -> list[str]:
     """A sentence on settings that differ by accident, if any do."""
     other = unplanned(groups)
-    return [f"The runs also differ in {listed(other)}: see the settings below."] if other else []
+    return [f"The runs also differ in {listed(other)}: see the settings."] if other else []
 
 
 def _columns(archs: Sequence[Architecture]) -> list[str]:

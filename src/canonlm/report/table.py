@@ -9,12 +9,12 @@ from rich.table import Table
 from rich.text import Text
 
 from canonlm.core.errors import plain
+from canonlm.report import section as of_task
+from canonlm.report import text_section as of_text
 from canonlm.report.blocks import Block, Cell, table
 from canonlm.report.evals import suite_tables
 from canonlm.report.format import scale_words, score_label
 from canonlm.report.play import Play
-from canonlm.report.section import by_rate, by_scale, ranking
-from canonlm.report.text_section import every_run, scores_blocks
 from canonlm.runs.load import MAX_UNFINISHED, LeftOut, in_short
 from canonlm.runs.rows import is_slice
 from canonlm.runs.summary import Architecture, adjusted, columns_of, compared_of, scales_of
@@ -30,7 +30,7 @@ def best_table(
     """One row per architecture at its best learning rate: accuracy per slice of the primary scale (of many slices,
     their mean) and every measure with its spread, size and speed. With `chance`, a last row has the scores of
     guessing, and significantly lower scores are marked."""
-    shown, *notes = ranking(architectures, _columns(architectures), chance or {})
+    shown, *notes = of_task.ranking(architectures, _columns(architectures), chance or {})
     return _drawn(title, shown, [*(note["note"] for note in notes), adjusted(architectures)])
 
 
@@ -38,23 +38,25 @@ def rate_table(architectures: Sequence[Architecture], title: str = "") -> Table:
     """One row per architecture and learning rate; the best of each is marked."""
     keys = [key for key in _columns(architectures) if key != architectures[0].score]
     label = score_label(architectures[0].task, architectures[0].score)
-    return _drawn(title, by_rate(architectures, keys), [f"best: the highest {label}, averaged over seeds"])
+    return _drawn(title, of_task.by_rate(architectures, keys), [f"best: the highest {label}, averaged over seeds"])
 
 
 def tables(play: Play) -> Iterator[Table | Text]:
-    """Everything to print: per section the best rates, then all rates, then what was left out."""
+    """Everything to print: per section the best rates, the answer and its limits, all rates; then what was left out."""
     for section in play.sections:
         title, architectures = f"\n{section.heading}", compared_of(section.architectures)
         yield best_table(architectures, title, section.chance)
+        yield _concluded(of_task.answer(architectures), of_task.limits(architectures))
         scales = scales_of(architectures)
         for keys in scales[1 if scales and len(scales[0]) <= MAX_SLICES else 0 :]:
-            shown = by_scale(architectures, keys, section.chance)
+            shown = of_task.by_scale(architectures, keys, section.chance)
             yield _drawn(f"{title}: by {scale_words(section.task, keys[0]).by}", shown)
         if any(len(a.rates) > 1 for a in section.architectures):
             yield rate_table(section.architectures, f"{title}: every learning rate")
     for text in play.texts:
-        for shown in (*scores_blocks(text)[:1], every_run(text, named=False)):
+        for shown in (*of_text.scores_blocks(text)[:1], of_text.every_run(text, named=False)):
             yield _drawn(f"\n{text.heading}", shown)
+        yield _concluded(of_text.answer(text), of_text.limits(text))
     for heading, _, head, rows in suite_tables(play.evaluated):
         yield _drawn(f"\n{heading}", table(head, rows, kind="models"))
     remarks = ((run.name, "; ".join([*([] if run.finished else [run.state]), *run.damage])) for run in play.runs)
@@ -62,6 +64,10 @@ def tables(play: Play) -> Iterator[Table | Text]:
         yield Text(plain(f"{entry.name}: {entry.reason}"), style="yellow")
     for entry in in_short(play.left_out):
         yield Text(plain(f"{entry.name}: left out, {entry.reason}"), style="yellow")
+
+
+def _concluded(answer: str, limits: Sequence[str]) -> Text:
+    return Text(plain(answer), "bold").append("".join(f"\n- {plain(limit)}" for limit in limits), "not bold")
 
 
 def escape(text: str) -> str:

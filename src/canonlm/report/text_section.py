@@ -52,7 +52,7 @@ def text_blocks(section: Section, number: int) -> list[Block]:
     trained = _chart(f"text-loss-{number}", caption, "training loss", section, training)
     drawn = any(one["x"] for one in trained["chart"]["series"])
     every, ranking = every_run(section), scores_blocks(section)
-    caveats = [*not_planned(section.groups), *(fairness(section.architectures) if _ranked(section) else [])]
+    caveats = limits(section)
     return [
         {"answer": answer(section)},
         *(ranking[:1] or [every]),
@@ -67,6 +67,11 @@ def text_blocks(section: Section, number: int) -> list[Block]:
     ]
 
 
+def limits(section: Section) -> list[str]:
+    """The limits of the comparison, a sentence each."""
+    return [*not_planned(section.groups), *(fairness(section.architectures) if _ranked(section) else [])]
+
+
 def answer(section: Section) -> str:
     """A sentence on the architecture with the lowest loss."""
     ranked = _ranked(section)
@@ -78,7 +83,7 @@ def answer(section: Section) -> str:
     more = (f" {missing}." if missing else "") + unfinished(section.architectures)
     if len(ranked) == 1:
         return f"Loss on held-out text: {losses}.{more}"
-    certainty = "the intervals below show how sure that is" if _adds_to_runs(section) else "single runs prove nothing"
+    certainty = "the intervals show how sure that is" if _adds_to_runs(section) else "single runs prove nothing"
     lowest = [rate.arch for rate, _ in ranked[: _number_of_lowest(ranked)]]
     verb = "has" if len(lowest) == 1 else "have"
     return f"{listed(lowest[:MAX_NAMED])} {verb} the lowest loss on held-out text: {losses}; {certainty}.{more}"
