@@ -14,6 +14,7 @@ MISTAKES = [
     ("play copyin", 'unknown task "copyin". Did you mean "copying"? Tasks: arithmetic, automaton,'),
     ("play copying --arch lama", 'unknown architecture "lama". Did you mean "llama"?'),
     ("play copying --arch llama,", 'unknown architecture "".'),
+    ("play copying --arch llama --arch gla", '--arch: expected one list, separated by commas, got "2 lists"'),
     (
         "play copying --difficulty hard",
         "--difficulty only works with presets of papers: the tiny preset of copying has only one",

@@ -32,8 +32,8 @@ def names(*overrides, archs=("llama", "llama+canon=A"), lrs=(3e-3,)):
     return [run.name for run in runs]
 
 
-def command(out, *more):
-    return ["play", "copying", "--arch", "llama,llama+canon=A", "--out", str(out), *SMALL, *more]
+def command(out, *more, archs="llama,llama+canon=A"):
+    return ["play", "copying", "--arch", archs, "--out", str(out), *SMALL, *more]
 
 
 def started(*arguments):
@@ -73,7 +73,7 @@ def test_from_nothing_to_a_report_and_again(tmp_path, capsys, monkeypatch):
     (tmp_path / "fail.sh").chmod(0o755)
     monkeypatch.setattr("canonlm.launch.local.sys.executable", str(tmp_path / "fail.sh"))
     monkeypatch.setattr("canonlm.launch.local.can_fork", lambda *_: False)
-    assert main(command(tmp_path, "train.steps=30", "--arch", "llama", "--lr", "3e-3,1e30")) == 1
+    assert main(command(tmp_path, "train.steps=30", "--lr", "3e-3,1e30", archs="llama")) == 1
     (name,) = names("train.steps=30", archs=["llama"], lrs=[1e30])
     log = tmp_path / "runs" / name / "log.txt"
     assert capsys.readouterr().err == f"canonlm: {name} failed: stopped at step 5 (whole log: {log})\n"

@@ -18,15 +18,18 @@ _AFTER_EQUALS = re.compile(r"^([\w.-]+=)~(?=/|$)")
 
 
 class _Checked(TyperCommand):
-    """A command that refuses a path without a name, as of `--out=$UNSET`: for Python it is the current folder."""
+    """A command that refuses a path without a name, as of `--out=$UNSET`: for Python it is the current folder. And an
+    option of a list (its help says "separated by commas") that is given twice: only the last would count."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given, _, order = self.make_parser(ctx).parse_args(args=[*args])
         rest = super().parse_args(ctx, args)
         for param in order:
+            name = str(param.opts[0] if param.opts[0].startswith("-") else param.metavar)
             if given[param.name] == "" and isinstance(ctx.params.get(param.name), Path):
-                name = str(param.opts[0] if param.opts[0].startswith("-") else param.metavar)
                 raise later.errors.expected(name, "a path (. is the current folder)", "")
+            if order.count(param) > 1 and "separated by commas" in (getattr(param, "help", None) or ""):
+                raise later.errors.expected(name, "one list, separated by commas", f"{order.count(param)} lists")
         return rest
 
 
