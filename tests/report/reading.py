@@ -1,9 +1,11 @@
 """Reads reports back: the data, charts and visible text of a page, and what a terminal shows."""
 
+import base64
 import csv
 import io
 import json
 import re
+import zlib
 
 from rich.console import Console
 
@@ -55,7 +57,8 @@ def tables(page):
 def numbers(page):
     """The rows of the file behind "Download the numbers"."""
     [sheet] = blocks(page, "sheet")
-    return list(csv.DictReader(io.StringIO(sheet["text"])))
+    text = zlib.decompress(base64.b64decode(sheet["deflated"])).decode()
+    return list(csv.DictReader(io.StringIO(text)))
 
 
 def row_heads(page):

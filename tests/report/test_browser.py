@@ -9,7 +9,7 @@ from folders import evaluation, text_evaluation, write_run, write_text_run
 from reading import evals_of
 
 from canonlm.report import load_play, write_report
-from canonlm.report.page import write_page
+from canonlm.report.page import numbers_csv, write_page
 
 pytestmark = MARKS
 
@@ -66,6 +66,9 @@ def test_charts_and_tables_are_saved_for_a_paper(browser, demo, tmp_path):
     assert all(name in texts for name in ("llama+canon", "chance", "4 hops"))
     assert "rgb(255, 255, 255)" in svg
     assert (tmp_path / "curves-1.png").read_bytes().startswith(b"\x89PNG")
+    browser.execute_script("document.querySelector('#sheet').click()")
+    assert until((tmp_path / "report.csv").exists)
+    assert (tmp_path / "report.csv").read_bytes().decode() == numbers_csv(load_play(demo))
     load(browser, write_report(tmp_path / "runs"))
     latex = ask(browser, "latexOf(document.querySelector('table'))")
     head, _, row, *_ = [line for line in latex.splitlines() if "&" in line or "rule" in line][1:]

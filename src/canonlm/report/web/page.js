@@ -22,12 +22,18 @@ const BLOCKS = {
   },
   section: ({title, blocks}) => make("section", {}, title ? make("h2", {}, title) : null, ...built(blocks)),
   view: name => at(`view-${name}`).content.cloneNode(true),
-  sheet: ({name, text}) => {
-    const button = {type: "button", class: "csv", id: "sheet", onclick: () => save(name, text)};
+  sheet: ({name, deflated}) => {
+    const inflate = async () => save(name, await inflated(deflated));
+    const button = {type: "button", class: "csv", id: "sheet", onclick: inflate};
     return make("p", {class: "screen"}, make("button", button, "Download the numbers (CSV)"));
   },
 };
 const built = blocks => blocks.flatMap(block => Object.entries(block).map(([kind, of]) => BLOCKS[kind](of)));
+
+const inflated = text => {
+  const bytes = Uint8Array.from(atob(text), letter => letter.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).text();
+};
 
 // A row per point, with the panel that it is in.
 const pointsOf = chart => [
