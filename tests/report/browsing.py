@@ -33,14 +33,14 @@ def start():
     return webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
 
 
-def load(browser, path, width=1440, scheme="light"):
-    resize(browser, width)
+def load(browser, path, width=1440, scheme="light", height=900):
+    resize(browser, width, height)
     set_scheme(browser, scheme)
     browser.get(path.resolve().as_uri())
 
 
-def resize(browser, width):
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+def resize(browser, width, height=900):
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
 
@@ -74,9 +74,11 @@ def open_all(browser, marks="path"):
 
 
 def wait_for_charts(browser, marks="path"):
+    """Scrolls through the page, which draws what is near, and back."""
     boxes = "[...document.querySelectorAll('.chart')].filter(box => box.checkVisibility())"
-    drawn = f"{boxes}.every(box => box.querySelectorAll(arguments[0]).length > 3)"
-    assert until(lambda: ask(browser, drawn, marks))
+    missing = f"{boxes}.find(box => box.querySelectorAll(arguments[0]).length <= 3)"
+    assert until(lambda: ask(browser, f"({missing}?.scrollIntoView(), {missing} === undefined)", marks))
+    browser.execute_script("scrollTo(0, 0)")
 
 
 def check(browser, width):

@@ -51,6 +51,22 @@ def test_a_click_on_a_name_acts_on_every_panel(browser, demo):
     assert count(browser, lines) == before - 4 * (3 + 1)
 
 
+def test_charts_are_drawn_when_the_reader_comes_near(browser, every_task):
+    """The others take the space that they will have, so that nothing moves; on paper all are drawn."""
+    load(browser, write_report(every_task))
+    each = "[...document.querySelectorAll('.chart')].filter(box => box.checkVisibility()).map(box => {}).slice(-5)"
+    drawn, heights = each.format("!!box.layout"), each.format("box.clientHeight")
+    assert until(lambda: min(ask(browser, heights)) > 200)
+    before = ask(browser, heights)
+    assert not any(ask(browser, drawn))
+    browser.execute_script("scrollTo(0, document.body.scrollHeight)")
+    assert until(lambda: ask(browser, drawn)[-1])
+    assert not ask(browser, drawn)[0]
+    browser.execute_script("dispatchEvent(new Event('beforeprint')); dispatchEvent(new Event('afterprint'))")
+    assert all(ask(browser, drawn))
+    assert until(lambda: ask(browser, heights) == before)
+
+
 def test_charts_and_tables_are_saved_for_a_paper(browser, demo, tmp_path):
     """As SVG and PNG, on white with the legend even from a dark page; as LaTeX, with nothing that TeX would read."""
     nasty = r"\input{x} 50% & $a_b^c$ #1 ~{} a−b <c>"

@@ -32,7 +32,7 @@ def page(tmp_path_factory):
 
 
 def show(browser, page, *args):
-    load(browser, page, *args)
+    load(browser, page, *args, height=9000)  # all charts are near, and so follow every choice at once
     open_all(browser, ".scatterlayer path")
 
 

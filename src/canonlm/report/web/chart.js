@@ -175,6 +175,8 @@ function layoutOf(chart, width) {
 
 function drawChart(box, chart) {
   if (!window.Plotly) return;
+  coming.unobserve(box);
+  box.style.minHeight = "";
   const off = (box.off ??= new Set()); // names that a click on the legend has hidden
   const width = printing ? 660 : box.clientWidth;
   const traces = chart.series.map(one => traceOf(one, off));

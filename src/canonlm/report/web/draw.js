@@ -84,9 +84,21 @@ const tint = name => shade(page.colors[name]);
 
 const charts = new Map(); // the box of a chart → the function that returns it
 
+// A page may have hundreds: charts out of sight only take their space, and are drawn when the reader comes near.
 function redraw(within = document) {
-  for (const [box, chart] of charts) if (within.contains(box) && box.checkVisibility()) drawChart(box, chart());
+  for (const [box, chart] of charts) {
+    if (!within.contains(box) || !box.checkVisibility()) continue;
+    const {top, bottom} = box.getBoundingClientRect();
+    if (printing || (bottom > -innerHeight && top < 2 * innerHeight)) drawChart(box, chart());
+    else {
+      box.style.minHeight = `${layoutOf(chart(), box.clientWidth).height}px`;
+      coming.observe(box);
+    }
+  }
 }
+
+const comes = ({isIntersecting, target}) => isIntersecting && drawChart(target, charts.get(target)());
+const coming = new IntersectionObserver(entries => entries.forEach(comes), {rootMargin: "100%"});
 
 let waiting;
 addEventListener("resize", () => {

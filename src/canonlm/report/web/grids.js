@@ -48,11 +48,11 @@ VIEWS.grids = () => {
     return [rows.sort((i, j) => isMine(j) - isMine(i) || first.get(i) - first.get(j)), columns];
   };
 
-  // The paper's model with the same architecture, Canon layers and size.
-  const counterpart = i => {
-    const same = other => ["family", "canon", "size"].every(key => other[key] === models[i][key]);
-    return isMine(i) ? models.findIndex(other => other.source === "paper" && same(other)) : -1;
-  };
+  // The paper's model with the same architecture, Canon layers and size; -1: none.
+  const kindOf = model => JSON.stringify(["family", "canon", "size"].map(key => model[key]));
+  const ofKind = new Map();
+  models.forEach((model, i) => model.source === "paper" && ofKind.set(kindOf(model), ofKind.get(kindOf(model)) ?? i));
+  const counterpart = i => (isMine(i) ? (ofKind.get(kindOf(models[i])) ?? -1) : -1);
 
   // The command that trains one of the paper's models on a difficulty.
   const command = (model, question) =>

@@ -137,7 +137,7 @@ VIEWS.overview = () => {
 
   // For settings that were trained with several seeds: the mean difference and its interval.
   const seeds = rows => {
-    const settingsOf = ([{base, canon}]) => settingOf(models[base]) + settingOf(models[canon]);
+    const settingsOf = ([{base, canon}]) => settings[base] + settings[canon];
     const lines = rows.flatMap(({label, question, deltas}) => {
       const known = deltas.filter(([{base}]) => models[base].seed !== null);
       return [...Map.groupBy(known, settingsOf).values()].map(of => {

@@ -69,9 +69,10 @@ function about(model) {
 
 // -- which models -----------------------------------------------------------------------------------------------------
 
-// setting → the index of its mean over seeds in models
-const settingOf = model => JSON.stringify([model.source, model.arch, model.canon, model.size, model.tokens, model.lr]);
-const means = new Map([...models.keys()].filter(i => models[i].mean).map(i => [settingOf(models[i]), i]));
+// Each model's setting as a text; setting → the index of its mean over seeds in models
+const SETTING = ["source", "arch", "canon", "size", "tokens", "lr"];
+const settings = models.map(model => JSON.stringify(SETTING.map(key => model[key])));
+const means = new Map([...models.keys()].filter(i => models[i].mean).map(i => [settings[i], i]));
 const nameOf = model => (model.mean ? `${about(model)}, ${model.model}` : model.model);
 const FILTERS = {
   source: {title: "whose", of: model => model.source, say: value => SOURCES[value]},
@@ -90,8 +91,8 @@ let part = ""; // that a name or setting has to contain
 let overSeeds = false;
 
 // The models that a row stands for: the seeds of a mean, or itself.
-const seeded = Map.groupBy([...models.keys()].filter(i => models[i].seed !== null), i => settingOf(models[i]));
-const seedsOf = i => (models[i].mean ? seeded.get(settingOf(models[i])) : [i]);
+const seeded = Map.groupBy([...models.keys()].filter(i => models[i].seed !== null), i => settings[i]);
+const seedsOf = i => (models[i].mean ? seeded.get(settings[i]) : [i]);
 
 // A mean over seeds is left out if one of them is: it would count a model that no other row has.
 const hasName = i => !part || `${models[i].model ?? ""} ${about(models[i])}`.toLowerCase().includes(part);
@@ -104,7 +105,7 @@ const shown = (i, skip = []) =>
 
 // The answer, unless it is replaced: those of single seeds by their mean, or the mean by those of single seeds.
 function standing(q, i) {
-  const mean = means.get(settingOf(models[i]));
+  const mean = means.get(settings[i]);
   const averaged = mean !== undefined && models[i].seed !== null && isChosen(mean) && answer(q, mean);
   return (models[i].mean ? overSeeds : !(overSeeds && averaged)) ? answer(q, i) : undefined;
 }
