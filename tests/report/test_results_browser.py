@@ -244,6 +244,8 @@ def test_your_runs_are_shown_beside_the_paper_cell_by_cell(browser, tmp_path):
     assert f"canonlm play depo --preset paper --difficulty depo2-75-k4 --arch gla-conv {large}" in titles
     text = ask(browser, "document.getElementById('grids-table').innerText")
     assert "not compared: how much rotary embedding" in text
+    browser.execute_script("models.forEach((one, i) => one.source === 'paper' && unticked.add(i)); showAll()")
+    assert "from the paper's" not in ask(browser, "document.getElementById('grids-table').innerText")
     assert count(browser, "img") == 0
     assert errors(browser) == []
 

@@ -48,11 +48,14 @@ VIEWS.grids = () => {
     return [rows.sort((i, j) => isMine(j) - isMine(i) || first.get(i) - first.get(j)), columns];
   };
 
-  // The paper's model with the same architecture, Canon layers and size; -1: none.
+  // The paper's model with the same architecture, Canon layers and size; -1: none, or its tick was taken off.
   const kindOf = model => JSON.stringify(["family", "canon", "size"].map(key => model[key]));
   const ofKind = new Map();
   models.forEach((model, i) => model.source === "paper" && ofKind.set(kindOf(model), ofKind.get(kindOf(model)) ?? i));
-  const counterpart = i => (isMine(i) ? (ofKind.get(kindOf(models[i])) ?? -1) : -1);
+  const counterpart = i => {
+    const found = isMine(i) ? ofKind.get(kindOf(models[i])) : undefined;
+    return found === undefined || unticked.has(found) ? -1 : found;
+  };
 
   // The command that trains one of the paper's models on a difficulty.
   const command = (model, question) =>
