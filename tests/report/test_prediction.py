@@ -52,7 +52,7 @@ def of_kept_files():
 def test_the_numbers_of_the_docs(of_kept_files):
     by_name = {(each.predictor, each.outcome): each for each in of_kept_files}
     micro = by_name["micro depo", "depo"]
-    assert len(micro.points) == 12
+    assert len(micro.points) == 13
     points = {arch: (there, here) for arch, there, here in micro.points}
     assert points["llama"][1] < points["llama+canon=A"][1] < points["llama+canon"][1]
     assert len([each for each in by_name.values() if each.outcome in TEXT]) == 4 * len(TEXT)
