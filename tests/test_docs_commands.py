@@ -30,7 +30,8 @@ SMALLER = {
     "generate": "--max-tokens 4",
     "eval .* (multihop|babilong|playground)": "n=2",
     "data multihop": "--n 50",
-    "profile": "--tasks copying",
+    "profile (?!.*--only)": "--tasks copying",
+    "profile .*--only": "--only copying",
     "play capo task.rewrites": "task.N=1",
 }
 """Added to the commands that begin like this."""
@@ -61,7 +62,10 @@ def load_dataset(path, name=None, split=None, **_):
 
 
 def run(command: str, *more: str) -> None:
-    words = [*shlex.split(command, comments=True), *shlex.split(" ".join(more))]
+    words, added = shlex.split(command, comments=True), shlex.split(" ".join(more))
+    for option in [word for word in added if word.startswith("--") and word in words]:
+        del words[(at := words.index(option)) : at + 2]
+    words += added
     for at, word in enumerate(words):
         if word.endswith("/…"):
             words[at] = str(next(path.parent for path in Path(word[:-1]).glob("*/checkpoints")))
