@@ -9,8 +9,6 @@ the length of `left` uniform on 1..n-4; those of 1 to 4 tokens are d, - d, ( d )
 independent and equally likely.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 from pydantic import Field, model_validator
 
@@ -29,7 +27,7 @@ from canonlm.tasks.formulas import (
 )
 from canonlm.tasks.lengths import LengthTask
 from canonlm.tasks.packing import IGNORE, compile_loop
-from canonlm.tasks.random import below, two_below
+from canonlm.tasks.random import one_of, two_below
 from canonlm.tasks.spec import LengthSpec, Sizes
 
 MAX_LENGTH = 2**12
@@ -86,7 +84,7 @@ class Arithmetic(LengthTask):
 
     def sampler(self, test: bool) -> Sampler:
         lengths = self.test_lengths if test else self.spec.possible(self.spec.N)
-        return _loop, Tables(np.array(lengths), self.spec.brackets, self.ops, self.results)
+        return _loop, (np.array(lengths), self.spec.brackets, self.ops, self.results)
 
     def _read(self, tokens: list[int]) -> tuple[dict, tuple[Query, ...]]:
         n = len(tokens) - 3
@@ -101,24 +99,17 @@ class Arithmetic(LengthTask):
         return {"n": n}, (Query(n + 2, n + 3, {"n": n}, n + 1),)
 
 
-class Tables(NamedTuple):
-    lengths: np.ndarray  # the values from which n is drawn
-    brackets: bool
-    ops: np.ndarray
-    results: np.ndarray
-
-
 def _make_room(tables):
     """A stack of what is still to be written, and one of values."""
-    longest = tables.lengths.max() + 8
+    lengths, _, _, _ = tables
+    longest = lengths.max() + 8
     return np.empty(longest, np.int32), np.empty(longest, np.int32)
 
 
 def _draw(state, gamma, tables, room, tokens, targets):
     lengths, brackets, ops, results = tables
     m = results.shape[1]
-    state, which = below(state, gamma, len(lengths))
-    n = lengths[which]
+    state, n = one_of(state, gamma, lengths)
     value = 0
     if brackets:
         state, value = draw_bracketed(state, gamma, n, ops, results, room, tokens)

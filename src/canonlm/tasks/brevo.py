@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -126,8 +126,8 @@ class Brevo(Task):
         return self.read(tokens)
 
     def sampler(self, test: bool) -> Sampler:
-        sizes = self.spec.N if test else 0, self._cumulative, self.spec.query == "last_quarter", self._max_edges
-        return _loop, Tables(*sizes, *self.names.tables)
+        of_quarter = self.spec.query == "last_quarter"
+        return _loop, (self.spec.N if test else 0, self._cumulative, of_quarter, self._max_edges, *self.names.tables)
 
     # -- reading and grading ------------------------------------------------------------------------------------------
 
@@ -339,28 +339,19 @@ def _simulate(N, from_quarter, graphs, counts):
         counts[min(depth[query], DEEP), _count_children(query, parents, degree, children)] += 1
 
 
-class Tables(NamedTuple):
-    n: int  # nodes of a test sample; 0: drawn by `cumulative`
-    cumulative: np.ndarray
-    from_quarter: bool
-    max_edges: int
-    cells: np.ndarray  # these three: `Names.tables`
-    names: np.ndarray
-    lengths: np.ndarray
-
-
 def _make_room(tables):
-    N = len(tables.cumulative) + 2
+    _, cumulative, _, max_edges, _, _, lengths = tables
+    N = len(cumulative) + 2
     parents, degree, children = np.empty((N, MAX_DEGREE), np.int32), np.empty(N, np.int32), np.empty(N, np.int32)
-    open_nodes, edges = np.empty(N + MAX_DEGREE, np.int32), np.empty(tables.max_edges + MAX_DEGREE, np.int32)
+    open_nodes, edges = np.empty(N + MAX_DEGREE, np.int32), np.empty(max_edges + MAX_DEGREE, np.int32)
     drawn, name_of = np.empty(N + 2, np.int32), np.empty(N, np.int32)
-    return parents, degree, children, open_nodes, edges, drawn, name_of, *room_for_names(tables.lengths)
+    return parents, degree, children, open_nodes, edges, drawn, name_of, *room_for_names(lengths)
 
 
 def _draw(state, gamma, tables, room, tokens, targets):
     n, cumulative, from_quarter, _, cells, names, lengths = tables
     parents, degree, children, open_nodes, edges, drawn, name_of, seen, stamp = room
-    if n == 0:
+    if n == 0:  # in training
         state, i = draw_index(state, gamma, cumulative)
         n = i + 3
     state, written, query = _graph(state, gamma, n, from_quarter, parents, degree, children, open_nodes, edges)
@@ -380,8 +371,7 @@ def _draw(state, gamma, tables, room, tokens, targets):
         to = write_name(tokens, to, names, lengths, name_of[edges[e] & 0xFFFF])
     tokens[to] = QUERY
     to = write_name(tokens, to + 1, names, lengths, name_of[query])
-    for i in range(to):
-        targets[i] = IGNORE
+    targets[:to] = IGNORE
     answer = to
     tokens[to] = ANS
     to += 1

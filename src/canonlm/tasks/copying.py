@@ -7,7 +7,6 @@ copy, as in the paper (arXiv 2512.17351, Fig. 5: N = 500, a permutation of all i
 """
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -15,7 +14,7 @@ from pydantic import Field, model_validator
 from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Task, Vocab, register
 from canonlm.tasks.describe import Scale, counted
 from canonlm.tasks.packing import IGNORE, compile_loop
-from canonlm.tasks.random import below, shuffle
+from canonlm.tasks.random import one_of, shuffle
 from canonlm.tasks.spec import Sizes, TaskSpec
 
 BOS, ANS, FIRST_ITEM = 0, 1, 2
@@ -91,7 +90,7 @@ class Copying(Task):
     def sampler(self, test: bool) -> Sampler:
         spec = self.spec
         sizes = spec.lengths() if test else range(spec.min_items, spec.longest() + 1)
-        return _loop, Tables(np.array(sizes), spec.N)
+        return _loop, (np.array(sizes), spec.N)
 
     def _read(self, tokens: list[int]) -> tuple[dict, tuple[Query, ...]]:
         n, items = len(tokens) // 2 - 1, set()
@@ -118,26 +117,20 @@ def _queries(n: int, by_length: bool = False) -> tuple[Query, ...]:
     return (*prefixes, Query(start, start + n, {"first": "all", **of_length}, start - 1))
 
 
-class Tables(NamedTuple):
-    sizes: np.ndarray  # the values from which n is drawn
-    N: int
-
-
 def _make_room(tables):
-    return np.empty(tables.N, np.int32)
+    _, N = tables
+    return np.empty(N, np.int32)
 
 
 def _draw(state, gamma, tables, items, tokens, targets):
     sizes, N = tables
-    state, which = below(state, gamma, len(sizes))
-    n = sizes[which]
+    state, n = one_of(state, gamma, sizes)
     for i in range(N):
         items[i] = FIRST_ITEM + i
     state = shuffle(state, gamma, items, N, n)
     tokens[0] = BOS
     tokens[n + 1] = ANS
-    for i in range(n + 2):
-        targets[i] = IGNORE
+    targets[: n + 2] = IGNORE
     for i in range(n):
         tokens[1 + i] = items[i]
         tokens[n + 2 + i] = items[i]

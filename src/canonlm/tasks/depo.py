@@ -8,15 +8,13 @@ dot marks a name's last token, so names need no separators. The distribution fol
 paper (arXiv 2512.17351, App. A).
 """
 
-from typing import NamedTuple
-
 import numpy as np
 from pydantic import Field, model_validator
 
 from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Task, Vocab, register
 from canonlm.tasks.describe import Scale, counted
 from canonlm.tasks.packing import IGNORE, compile_loop
-from canonlm.tasks.random import below, draw_index, shuffle, two_below
+from canonlm.tasks.random import draw_index, one_of, shuffle, two_below
 from canonlm.tasks.spec import Sizes, TaskSpec
 from canonlm.tasks.tokens import Names, check_names, draw_names, room_for_names, write_name
 
@@ -121,7 +119,7 @@ class Depo(Task):
         return f"{' → '.join(path)}: {k} {'step' if k == 1 else 'steps'}"
 
     def sampler(self, test: bool) -> Sampler:
-        return _loop, Tables(self._sizes[test], self._cumulative, self._hops[test], self.spec.M, *self.names.tables)
+        return _loop, (self._sizes[test], self._cumulative, self._hops[test], self.spec.M, *self.names.tables)
 
     def _read(self, tokens: list[int]) -> tuple[dict, tuple[Query, ...]]:
         at = self.vocab.after(tokens, 0, BOS)
@@ -168,20 +166,11 @@ class Depo(Task):
         return cycle
 
 
-class Tables(NamedTuple):
-    sizes: np.ndarray  # int64, cycle lengths of test samples; empty: drawn by `cumulative`
-    cumulative: np.ndarray
-    hops: np.ndarray  # the values from which k is drawn
-    M: int
-    cells: np.ndarray  # these three: `Names.tables`
-    names: np.ndarray
-    lengths: np.ndarray
-
-
 def _make_room(tables):
-    max_size = tables.sizes[-1] if len(tables.sizes) else len(tables.cumulative) + 2
+    sizes, cumulative, _, _, _, _, lengths = tables
+    max_size = sizes[-1] if len(sizes) else len(cumulative) + 2
     cycle, order = np.empty(max_size + 2, np.int32), np.empty(max_size, np.int32)
-    return cycle, order, *room_for_names(tables.lengths)
+    return cycle, order, *room_for_names(lengths)
 
 
 def _draw(state, gamma, tables, room, tokens, targets):
@@ -190,9 +179,8 @@ def _draw(state, gamma, tables, room, tokens, targets):
     if len(sizes) == 1:
         n = sizes[0]
     elif len(sizes) > 1:
-        state, i = below(state, gamma, len(sizes))
-        n = sizes[i]
-    else:
+        state, n = one_of(state, gamma, sizes)
+    else:  # in training
         state, i = draw_index(state, gamma, cumulative)
         n = i + 3
     state = draw_names(state, gamma, n, cells, seen, stamp, cycle)
@@ -206,8 +194,7 @@ def _draw(state, gamma, tables, room, tokens, targets):
     for i in range(n):
         at = write_name(tokens, at, names, lengths, cycle[order[i]])
         at = write_name(tokens, at, names, lengths, cycle[order[i] + 1])
-    for i in range(at):
-        targets[i] = IGNORE
+    targets[:at] = IGNORE
 
     for i in range(min(n, M)):
         state, pick, hop = two_below(state, gamma, n - i, len(hops))

@@ -19,7 +19,7 @@ from canonlm.tasks.describe import Scale, counted
 from canonlm.tasks.guessing import largest_shares
 from canonlm.tasks.lengths import LengthTask
 from canonlm.tasks.slots import BOS, FIRST, Tables, loop, rows_of
-from canonlm.tasks.spec import LengthSpec, Sizes
+from canonlm.tasks.spec import LengthSpec
 from canonlm.tasks.tokens import MAX_CELLS, leading
 
 MAX_SLOTS = 2**11
@@ -30,6 +30,7 @@ class Dictionary(LengthTask):
     """The values of keys that came before. Loss on these values."""
 
     class Spec(LengthSpec):
+        one_length = True
         N: int = Field(64, ge=2, le=MAX_SLOTS)  # training: n = N slots
         keys: int = Field(8, ge=1, le=2**20)
         values: int = Field(8, ge=1, le=2**20)
@@ -39,7 +40,6 @@ class Dictionary(LengthTask):
             1, ge=1, le=8
         )  # different tokens of a key: as many in the test, 1..key_length in training
         value_length: int = Field(1, ge=1, le=8)  # different tokens of a value: 1..value_length
-        test_lengths: Sizes = None  # test: n uniform on these; None: n = N
 
         @model_validator(mode="after")
         def _sensible(self) -> "Dictionary.Spec":
@@ -49,9 +49,6 @@ class Dictionary(LengthTask):
                     raise self.refuse(f"{kind}_length", what, length)
             return self
 
-        def lengths(self) -> list[int]:
-            return self.sizes("test_lengths", self.N, range(2, MAX_SLOTS + 1), [self.N])
-
     difficulties = {
         "dictionary-64": {},
         "dictionary-64-noisy": {"noise": 0.2},
@@ -59,7 +56,6 @@ class Dictionary(LengthTask):
     }
     about = "The model reads keys and their values. Where a key comes again, it must give the same value."
     scales = {"n": Scale("number of slots", counted("slot"), trained="N")}
-    one_length = True
 
     def __init__(self, spec: Spec) -> None:
         keys, values, noise = (

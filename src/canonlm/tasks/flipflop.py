@@ -7,7 +7,7 @@ else `w` or `r`, equally likely. A bit after `r` is that of the last write; othe
 al. (Exposing attention glitches with flip-flop language modeling, arXiv 2306.00946).
 """
 
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -16,8 +16,8 @@ from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Vocab, 
 from canonlm.tasks.describe import Scale
 from canonlm.tasks.lengths import LengthTask
 from canonlm.tasks.packing import IGNORE, compile_loop
-from canonlm.tasks.random import below, draw_index
-from canonlm.tasks.spec import MAX_LENGTH, LengthSpec, Sizes
+from canonlm.tasks.random import below, draw_index, one_of
+from canonlm.tasks.spec import MAX_LENGTH, LengthSpec
 
 BOS, WRITE, READ, FREE, ZERO = range(5)
 RARE = 1e-3  # answers per test sample; longer gaps that are rarer count with shorter ones
@@ -30,10 +30,10 @@ class FlipFlop(LengthTask):
     """Read the bit of the last write. Loss on the bits that are read."""
 
     class Spec(LengthSpec):
+        one_length = True
         N: int = Field(64, ge=2, le=MAX_LENGTH)  # training: n = N pairs
         p_ignore: Probability = 0.8  # training
         test_p_ignore: list[Probability] = [0.1, 0.8, 0.98]  # test: uniform on these, from dense to sparse
-        test_lengths: Sizes = None  # test: n uniform on these; None: n = N
 
         @model_validator(mode="after")
         def _sensible(self) -> "FlipFlop.Spec":
@@ -41,14 +41,10 @@ class FlipFlop(LengthTask):
                 raise self.refuse("test_p_ignore", "at least one probability, and each once", self.test_p_ignore)
             return self
 
-        def lengths(self) -> list[int]:
-            return self.sizes("test_lengths", self.N, range(2, MAX_LENGTH + 1), [self.N])
-
     difficulties = {f"flipflop-{N}": {"N": N} for N in (64, 256)}
     about = "The model reads bits that are written, ignored or read, and must say which bit was written last."
     scales = {"gap": Scale("pairs since the write", lambda gap: f"{gap} or more" if gap != "1" else "1",
                            "Up to twice as many; the largest one: any more.")}  # fmt: skip
-    one_length = True
 
     def __init__(self, spec: Spec) -> None:
         super().__init__(spec, Vocab(["bos", "w", "r", "i", "0", "1"], ["bos"]))
@@ -81,7 +77,8 @@ class FlipFlop(LengthTask):
 
     def sampler(self, test: bool) -> Sampler:
         ignored = np.array(self.spec.test_p_ignore if test else [self.spec.p_ignore])
-        return _loop, Tables(self.lengths(test), np.stack([(1 - ignored) / 2, 1 - ignored, np.ones_like(ignored)], 1))
+        # A row for each p_ignore: the cumulative probabilities of w, r and i.
+        return _loop, (self.lengths(test), np.stack([(1 - ignored) / 2, 1 - ignored, np.ones_like(ignored)], 1))
 
     def _read(self, tokens: list[int]) -> tuple[dict, tuple[Query, ...]]:
         n, odd = divmod(len(tokens) - 1, 2)
@@ -104,16 +101,10 @@ class FlipFlop(LengthTask):
         return {"n": n}, tuple(queries)
 
 
-class Tables(NamedTuple):
-    lengths: np.ndarray  # the values from which n is drawn
-    cumulative: np.ndarray  # a row for each p_ignore: probabilities of w, of w or r, and 1
-
-
 def _draw(state, gamma, tables, room, tokens, targets):
-    state, which = below(state, gamma, len(tables.lengths))
-    n = tables.lengths[which]
-    state, which = below(state, gamma, len(tables.cumulative))
-    cumulative = tables.cumulative[which]
+    lengths, cumulative_by_p = tables
+    state, n = one_of(state, gamma, lengths)
+    state, cumulative = one_of(state, gamma, cumulative_by_p)
     tokens[0], targets[0] = BOS, IGNORE
     bits = kept = 0
     for i in range(n):

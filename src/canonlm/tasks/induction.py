@@ -7,8 +7,6 @@ one of them again, followed by its word. The task "induction heads" of H3 (arXiv
 which have one trigger. With many triggers of which few are shown, each of them is rare in training.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 from pydantic import Field, model_validator
 
@@ -17,8 +15,8 @@ from canonlm.tasks.describe import Scale, counted
 from canonlm.tasks.guessing import largest_shares
 from canonlm.tasks.lengths import LengthTask
 from canonlm.tasks.packing import IGNORE, compile_loop
-from canonlm.tasks.random import below, shuffle, two_below, unshuffle
-from canonlm.tasks.spec import MAX_LENGTH, LengthSpec, Sizes
+from canonlm.tasks.random import below, one_of, shuffle, two_below, unshuffle
+from canonlm.tasks.spec import MAX_LENGTH, LengthSpec
 
 BOS, FIRST = 0, 1
 MAX_WORDS = 2**20
@@ -29,11 +27,11 @@ class Induction(LengthTask):
     """The word after a trigger. Loss on the answer."""
 
     class Spec(LengthSpec):
+        one_length = True
         N: int = Field(64, ge=2, le=MAX_LENGTH)  # training: n = N
         words: int = Field(15, ge=2, le=MAX_WORDS)
         triggers: int = Field(1, ge=1, le=MAX_WORDS)  # different triggers
         shown: int = Field(1, ge=1, le=MAX_LENGTH // 2)  # triggers in a row, uniform among all
-        test_lengths: Sizes = None  # test: n uniform on these; None: n = N
 
         @model_validator(mode="after")
         def _sensible(self) -> "Induction.Spec":
@@ -42,13 +40,12 @@ class Induction(LengthTask):
                 raise self.refuse("shown", what, self.shown)
             return self
 
-        def lengths(self) -> list[int]:
-            return self.sizes("test_lengths", self.N, range(2 * self.shown, MAX_LENGTH + 1), [self.N])
+        def shortest(self) -> int:
+            return 2 * self.shown
 
     difficulties = {"induction-256": {"N": 256}, "induction-256-rare": {"N": 256, "triggers": 1024, "shown": 4}}
     about = "The model reads a row of random words, then a trigger that was in it, and must give the word after it."
     scales = {"n": Scale("length of the row", counted("token"), trained="N")}
-    one_length = True
 
     def __init__(self, spec: Spec) -> None:
         words, triggers = (f"w{i}" for i in range(1, spec.words + 1)), (f"T{i}" for i in range(1, spec.triggers + 1))
@@ -67,7 +64,7 @@ class Induction(LengthTask):
         return f"{trigger} was followed by {word}, {before} tokens before"
 
     def sampler(self, test: bool) -> Sampler:
-        return _loop, Tables(self.lengths(test), self.spec.words, self.spec.triggers, self.spec.shown)
+        return _loop, (self.lengths(test), self.spec.words, self.spec.triggers, self.spec.shown)
 
     def _read(self, tokens: list[int]) -> tuple[dict, tuple[Query, ...]]:
         n, first = len(tokens) - 3, FIRST + self.spec.words
@@ -93,22 +90,15 @@ class Induction(LengthTask):
         return {"n": n}, (Query(n + 2, n + 3, {"n": n}, n + 1),)
 
 
-class Tables(NamedTuple):
-    lengths: np.ndarray  # the values from which n is drawn
-    words: int
-    triggers: int
-    shown: int
-
-
 def _make_room(tables):
     """All triggers in order: every draw leaves them as they were."""
-    return np.arange(tables.triggers)
+    _, _, triggers, _ = tables
+    return np.arange(triggers)
 
 
 def _draw(state, gamma, tables, room, tokens, targets):
     lengths, words, triggers, shown = tables
-    state, which = below(state, gamma, len(lengths))
-    n = lengths[which]
+    state, n = one_of(state, gamma, lengths)
     state = shuffle(state, gamma, room, triggers, shown)
     state, asked = below(state, gamma, shown)
     tokens[0], at, left = BOS, 1, shown

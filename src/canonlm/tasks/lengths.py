@@ -1,6 +1,6 @@
 """The base of tasks whose samples have a length n."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +12,6 @@ class LengthTask(Task):
     """Its settings are a `LengthSpec`; its answers are sliced by n."""
 
     scales = {"n": Scale("length", lambda value: f"length {value}", trained="N")}
-    one_length: ClassVar[bool] = False  # True: in training, n = N; False: n is uniform on 1..N
 
     def __init__(self, spec: Any, vocab: Vocab) -> None:
         self.spec, self.vocab = spec, vocab
@@ -29,4 +28,4 @@ class LengthTask(Task):
     def lengths(self, test: bool) -> np.ndarray:
         """The values from which n is drawn."""
         N = self.spec.N
-        return np.array(self.test_lengths if test else [N] if self.one_length else range(1, N + 1))
+        return np.array(self.test_lengths if test else [N] if self.spec.one_length else range(1, N + 1))

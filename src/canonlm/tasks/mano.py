@@ -7,7 +7,6 @@ The released generator writes bos, len_l, ans_l and every operator as one of two
 """
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -97,7 +96,7 @@ class Mano(Task):
 
     def sampler(self, test: bool) -> Sampler:
         layout = (self.forms, self.first_op, self.first_len, self.first_ans, self.first_value)
-        return _loop, Tables(self._lengths[test], self._results, *layout)
+        return _loop, (self._lengths[test], self._results, *layout)
 
     def _read(self, tokens: list[int]) -> tuple[dict, tuple[Query, ...]]:
         self._expect(tokens, 0, 0, self.forms, "bos")
@@ -177,18 +176,8 @@ def _defined_share(spec: Mano.Spec) -> float:
     return float(_value_mass(_results(spec.ops, spec.modulus), spec.L).sum(1).min())
 
 
-class Tables(NamedTuple):
-    op_counts: np.ndarray  # the values from which l is drawn
-    results: np.ndarray
-    forms: int
-    first_op: int
-    first_len: int
-    first_ans: int
-    first_value: int
-
-
 def _make_room(tables):
-    return np.zeros(tables.op_counts.max() + 4, np.int64)
+    return np.zeros(tables[0].max() + 4, np.int64)  # of the operator counts
 
 
 def _draw(state, gamma, tables, stack, tokens, targets):
@@ -204,8 +193,7 @@ def _draw(state, gamma, tables, stack, tokens, targets):
         value = _value(tokens, stop, forms, first_op, first_value, results, stack)
     tokens[stop] = first_ans + forms * (length - 1) + coins // (forms * forms)
     tokens[stop + 1] = first_value + value
-    for i in range(stop):
-        targets[i] = IGNORE
+    targets[:stop] = IGNORE
     targets[stop] = tokens[stop]
     targets[stop + 1] = tokens[stop + 1]
     return stop + 2

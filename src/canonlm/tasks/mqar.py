@@ -6,15 +6,13 @@ n different keys, each followed by a different value; then every key again, in r
 task of Arora et al. (Zoology, arXiv 2312.04927), without the filler tokens between the questions.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 from pydantic import Field, model_validator
 
 from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Task, Vocab, register
 from canonlm.tasks.describe import Scale, counted
 from canonlm.tasks.packing import IGNORE, compile_loop
-from canonlm.tasks.random import below, shuffle
+from canonlm.tasks.random import one_of, shuffle
 from canonlm.tasks.spec import Sizes, TaskSpec
 
 BOS, ASK, FIRST_KEY = 0, 1, 2
@@ -72,7 +70,7 @@ class Mqar(Task):
 
     def sampler(self, test: bool) -> Sampler:
         sizes = np.array(self.test_pairs if test else range(1, self.spec.pairs + 1))
-        return _loop, Tables(sizes, self.spec.keys, self.spec.values)
+        return _loop, (sizes, self.spec.keys, self.spec.values)
 
     def _read(self, tokens: list[int]) -> tuple[dict, tuple[Query, ...]]:
         n = (len(tokens) - 2) // 4
@@ -94,22 +92,16 @@ class Mqar(Task):
         return {"n": n, "pairs": pairs}, tuple(Query(at + 1, at + 2, {"pairs": n}, at) for at in questions)
 
 
-class Tables(NamedTuple):
-    sizes: np.ndarray  # the values from which n is drawn
-    keys: int
-    values: int
-
-
 def _make_room(tables):
     """Arrays for the keys, the values, and the order in which the keys are repeated."""
-    return np.empty(tables.keys, np.int32), np.empty(tables.values, np.int32), np.empty(tables.sizes.max(), np.int32)
+    sizes, keys, values = tables
+    return np.empty(keys, np.int32), np.empty(values, np.int32), np.empty(sizes.max(), np.int32)
 
 
 def _draw(state, gamma, tables, room, tokens, targets):
     sizes, keys, values = tables
     key, value, order = room
-    state, which = below(state, gamma, len(sizes))
-    n = sizes[which]
+    state, n = one_of(state, gamma, sizes)
     for i in range(keys):
         key[i] = FIRST_KEY + i
     for i in range(values):

@@ -76,8 +76,7 @@ def compile_loop(draw: Callable[..., int], make_room: Callable[..., Any] = lambd
     draw(state, gamma, tables, room, tokens, targets) -> length writes tokens[:length] and their targets under
     loss_on="answer" (the token, or IGNORE). All randomness comes from (state, gamma): see `tasks.random`. It allocates
     no arrays: make_room(tables) allocates its work arrays, `room`, once per call of the loop, and they keep what the
-    last draw left in them. tables: the second item that the task's `sampler` returns, a NamedTuple of arrays and
-    numbers.
+    last draw left in them. tables: the second item that the task's `sampler` returns, a tuple of arrays and numbers.
 
     `draw` is inlined and compiled without reference counting, which would take a fifth of the time of a short instance.
     Loops of this package are cached on disk. Others are compiled in every process, as numba would not notice changes.

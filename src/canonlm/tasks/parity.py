@@ -5,15 +5,11 @@
 One bit of state is enough, but the answer depends on every bit of the input: a part of the input tells nothing.
 """
 
-from typing import NamedTuple
-
-import numpy as np
-
 from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Vocab, register
 from canonlm.tasks.describe import Scale, counted
 from canonlm.tasks.lengths import LengthTask
 from canonlm.tasks.packing import IGNORE, compile_loop
-from canonlm.tasks.random import below
+from canonlm.tasks.random import below, one_of
 from canonlm.tasks.spec import LengthSpec
 
 BOS, FIRST_BIT, ANS, EVEN = 0, 1, 3, 4
@@ -42,7 +38,7 @@ class Parity(LengthTask):
         return counted("one")(str(sample.meta["ones"]))
 
     def sampler(self, test: bool) -> Sampler:
-        return _loop, Tables(self.lengths(test))
+        return _loop, (self.lengths(test),)
 
     def _read(self, tokens: list[int]) -> tuple[dict, tuple[Query, ...]]:
         n = len(tokens) - 3
@@ -57,13 +53,9 @@ class Parity(LengthTask):
         return {"n": n, "ones": ones}, (Query(n + 2, n + 3, {"n": n}, n + 1),)
 
 
-class Tables(NamedTuple):
-    lengths: np.ndarray  # the values from which n is drawn
-
-
 def _draw(state, gamma, tables, room, tokens, targets):
-    state, which = below(state, gamma, len(tables.lengths))
-    n = tables.lengths[which]
+    (lengths,) = tables
+    state, n = one_of(state, gamma, lengths)
     tokens[0] = BOS
     bits = ones = 0
     for i in range(n):
@@ -74,8 +66,7 @@ def _draw(state, gamma, tables, room, tokens, targets):
         bits >>= 1
     tokens[n + 1] = ANS
     tokens[n + 2] = EVEN + ones % 2
-    for i in range(n + 2):
-        targets[i] = IGNORE
+    targets[: n + 2] = IGNORE
     targets[n + 2] = tokens[n + 2]
     return n + 3
 

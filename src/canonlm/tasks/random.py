@@ -82,6 +82,13 @@ def below(state, gamma, n):
 
 
 @njit(cache=True)
+def one_of(state, gamma, values):
+    """(state, value): each of the values (rows of an array) is equally likely."""
+    state, which = below(state, gamma, len(values))
+    return state, values[which]
+
+
+@njit(cache=True)
 def two_below(state, gamma, n, m):
     """(state, i, j): independent, uniform on 0..n-1 and 0..m-1, from the two halves of one word."""
     a, b = _U(n), _U(m)

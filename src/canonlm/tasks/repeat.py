@@ -8,7 +8,7 @@ likely. Palindrome is the task of Kimi Linear (arXiv 2510.26692), selective copy
 MAD (arXiv 2403.17844).
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -18,8 +18,8 @@ from canonlm.tasks.describe import Scale, counted
 from canonlm.tasks.guessing import largest_shares
 from canonlm.tasks.lengths import LengthTask
 from canonlm.tasks.packing import IGNORE, compile_loop
-from canonlm.tasks.random import below, two_below
-from canonlm.tasks.spec import MAX_LENGTH, LengthSpec, Sizes
+from canonlm.tasks.random import below, one_of, two_below
+from canonlm.tasks.spec import MAX_LENGTH, LengthSpec
 
 BOS, ANS, FIRST = 0, 1, 2
 MAX_WORDS = 2**20
@@ -50,7 +50,7 @@ class Repeat(LengthTask):
         return f"word {place} is {self.vocab.name(sample.tokens[query.start])}"
 
     def sampler(self, test: bool) -> Sampler:
-        return _loop, Tables(self.lengths(test), self.items or 0, self.spec.words, self.noise, self.backwards)
+        return _loop, (self.lengths(test), self.items or 0, self.spec.words, self.noise, self.backwards)
 
     def _read(self, tokens: list[int]) -> tuple[dict, tuple[Query, ...]]:
         n = len(tokens) // 2 - 1 if self.items is None else len(tokens) - 2 - self.items
@@ -87,11 +87,11 @@ class Selective(Repeat):
     """Repeat k words that are scattered among noise. Loss on the repeated words."""
 
     class Spec(LengthSpec):
+        one_length = True
         N: int = Field(64, ge=1, le=MAX_LENGTH)  # training: n = N positions
-        items: int = Field(8, ge=1, le=MAX_LENGTH)  # k: the positions that have a word
+        items: int = Field(8, ge=1, le=MAX_LENGTH)  # k: the positions that have a word, whatever n is
         words: int = Field(14, ge=2, le=MAX_WORDS)
         noise: int = Field(1, ge=1, le=256)  # different tokens of noise
-        test_lengths: Sizes = None  # test: n uniform on these, always with k words; None: n = N
 
         @model_validator(mode="after")
         def _sensible(self) -> "Selective.Spec":
@@ -99,31 +99,21 @@ class Selective(Repeat):
                 raise self.refuse("items", f"at most N ({self.N})", self.items)
             return self
 
-        def lengths(self) -> list[int]:
-            return self.sizes("test_lengths", self.N, range(self.items, MAX_LENGTH + 1), [self.N])
+        def shortest(self) -> int:
+            return self.items
 
     difficulties = {"selective-64": {}, "selective-256": {"N": 239, "items": 16}}
     about = "The model reads words among noise and must repeat the words, in order and without the noise."
     scales = {"n": Scale("number of positions", counted("position"), trained="N")}
-    one_length = True
 
     def __init__(self, spec: Spec) -> None:
         self.items, self.noise = spec.items, spec.noise
         super().__init__(spec)
 
 
-class Tables(NamedTuple):
-    lengths: np.ndarray  # the values from which n is drawn
-    items: int  # 0: all positions
-    words: int
-    noise: int
-    backwards: bool
-
-
 def _draw(state, gamma, tables, room, tokens, targets):
     lengths, items, words, noise, backwards = tables
-    state, which = below(state, gamma, len(lengths))
-    n = lengths[which]
+    state, n = one_of(state, gamma, lengths)
     items = items or n
     left = items
     for i in range(n):

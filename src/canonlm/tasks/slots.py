@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from canonlm.tasks.packing import IGNORE, compile_loop
-from canonlm.tasks.random import below, two_below
+from canonlm.tasks.random import below, one_of, two_below
 
 BOS, FIRST = 0, 1
 
@@ -44,8 +44,7 @@ def _make_room(tables):
 def _draw(state, gamma, tables, room, tokens, targets):
     lengths, keys, key_ends, values, value_ends, noise, first_noise, noise_words = tables
     value_of, known = room
-    state, which = below(state, gamma, len(lengths))
-    n = lengths[which]
+    state, n = one_of(state, gamma, lengths)
     state, never_noise = below(state, gamma, n - 1)
     tokens[0], targets[0] = BOS, IGNORE
     at, count, few = 1, 0, int(noise * 2.0**32)

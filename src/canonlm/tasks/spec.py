@@ -76,7 +76,10 @@ class TaskSpec(Settings):
 
 
 class LengthSpec(TaskSpec):
-    """The settings of a task whose samples have a length n. A subclass may set other limits and defaults."""
+    """The settings of a task whose samples have a length n. A subclass may set other limits of N, which are also those
+    of the test lengths."""
+
+    one_length: ClassVar[bool] = False  # True: in training, and by default in the test, n = N
 
     N: int = Field(32, ge=1, le=MAX_LENGTH)  # training: n uniform on 1..N
     test_lengths: Sizes = None  # test: n uniform on these; None: 4, 8, 16, … and N
@@ -88,7 +91,12 @@ class LengthSpec(TaskSpec):
 
     def lengths(self) -> list[int]:
         """The test lengths. ValueError if they are not possible."""
-        return self.sizes("test_lengths", self.N, range(1, MAX_LENGTH + 1))
+        possible = range(self.shortest(), type(self).model_fields["N"].metadata[1].le + 1)
+        return self.sizes("test_lengths", self.N, possible, [self.N] if self.one_length else None)
+
+    def shortest(self) -> int:
+        """The smallest n of a sample."""
+        return type(self).model_fields["N"].metadata[0].ge
 
 
 def _is_tuple(annotation: Any) -> bool:

@@ -8,7 +8,6 @@ Kimi Linear (arXiv 2510.26692), which states neither the distribution of operati
 """
 
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -18,8 +17,8 @@ from canonlm.tasks.describe import Scale, counted
 from canonlm.tasks.guessing import largest_shares
 from canonlm.tasks.lengths import LengthTask
 from canonlm.tasks.packing import IGNORE, compile_loop
-from canonlm.tasks.random import below, two_below
-from canonlm.tasks.spec import LengthSpec, Sizes
+from canonlm.tasks.random import one_of, two_below
+from canonlm.tasks.spec import LengthSpec
 
 BOS, PUSH, POP, FIRST = 0, 1, 2, 3
 MAX_LENGTH = 2**14
@@ -30,18 +29,14 @@ class Stack(LengthTask):
     """The elements that n operations pop. Loss on the popped elements."""
 
     class Spec(LengthSpec):
+        one_length = True
         N: int = Field(64, ge=2, le=MAX_LENGTH)  # training: n = N operations
         stacks: int = Field(64, ge=1, le=4096)
         elements: int = Field(26, ge=2, le=2**16)
-        test_lengths: Sizes = None  # test: n uniform on these; None: n = N
-
-        def lengths(self) -> list[int]:
-            return self.sizes("test_lengths", self.N, range(2, MAX_LENGTH + 1), [self.N])
 
     difficulties = {f"stack-{N}": {"N": N} for N in (85, 341, 682)}  # 256, 1024 and 2047 tokens
     about = "The model reads operations on several stacks, and must give the element that each `pop` takes off."
     scales = {"n": Scale("number of operations", counted("operation"), trained="N")}
-    one_length = True
 
     def __init__(self, spec: Spec) -> None:
         self.first_element = FIRST + spec.stacks
@@ -64,7 +59,7 @@ class Stack(LengthTask):
         return f"{element} was pushed onto {stack} by operation {pushed + 1}, and not popped since"
 
     def sampler(self, test: bool) -> Sampler:
-        return _loop, Tables(self.lengths(test), self.spec.stacks, self.spec.elements)
+        return _loop, (self.lengths(test), self.spec.stacks, self.spec.elements)
 
     def _read(self, tokens: list[int]) -> tuple[dict, tuple[Query, ...]]:
         n = (len(tokens) - 1) // 3
@@ -107,22 +102,16 @@ def _heights(n: int, stacks: int) -> np.ndarray:
     return counts
 
 
-class Tables(NamedTuple):
-    lengths: np.ndarray  # the values from which n is drawn
-    stacks: int
-    elements: int
-
-
 def _make_room(tables):
     """The last element of each stack, and what was below each operation's element: an operation, or -1."""
-    return np.empty(tables.stacks, np.int32), np.empty(tables.lengths.max(), np.int32)
+    lengths, stacks, _ = tables
+    return np.empty(stacks, np.int32), np.empty(lengths.max(), np.int32)
 
 
 def _draw(state, gamma, tables, room, tokens, targets):
     lengths, stacks, elements = tables
     top, under = room
-    state, which = below(state, gamma, len(lengths))
-    n = lengths[which]
+    state, n = one_of(state, gamma, lengths)
     tokens[0] = BOS
     targets[: 3 * n + 1] = IGNORE
     top[:] = -1

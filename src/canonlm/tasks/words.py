@@ -7,7 +7,7 @@ Inputs are independent and equally likely. `table[state, input]` is the next sta
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from canonlm.core.errors import expected
 from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Vocab
 from canonlm.tasks.lengths import LengthTask
 from canonlm.tasks.packing import IGNORE, compile_loop
-from canonlm.tasks.random import below, two_below
+from canonlm.tasks.random import one_of, two_below
 from canonlm.tasks.spec import LengthSpec
 
 BOS, ANS, FIRST = 0, 1, 2
@@ -50,7 +50,7 @@ class Words(LengthTask):
         lengths = self.lengths(test)
         if test and self.every:  # such a sample has an answer at every test length
             lengths = lengths[-1:]
-        return _loop, Tables(lengths, np.array(self.inputs, np.int32), self.table, self.outputs, self.every)
+        return _loop, (lengths, np.array(self.inputs, np.int32), self.table, self.outputs, self.every)
 
     def show(self, sample: Sample) -> list[tuple[str, str]]:
         if not self.every:
@@ -93,18 +93,9 @@ class Words(LengthTask):
         return sample
 
 
-class Tables(NamedTuple):
-    lengths: np.ndarray  # the values from which n is drawn
-    inputs: np.ndarray
-    table: np.ndarray
-    outputs: np.ndarray
-    every: bool  # whether outputs are targets at every position
-
-
 def _draw(state, gamma, tables, room, tokens, targets):
     lengths, inputs, table, outputs, every = tables
-    state, which = below(state, gamma, len(lengths))
-    n = lengths[which]
+    state, n = one_of(state, gamma, lengths)
     tokens[0], at = BOS, 0
     targets[0] = targets[1] = IGNORE
     for i in range(0, n, 2):

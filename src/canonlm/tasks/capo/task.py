@@ -26,7 +26,7 @@ from canonlm.tasks.capo.rewritten import RewrittenStream, rewritten
 from canonlm.tasks.capo.stream import Stream
 from canonlm.tasks.capo.tokens import BOS, TextVocab, tokenise
 from canonlm.tasks.describe import Measure, Scale, Score
-from canonlm.tasks.packing import IGNORE, Windows, empty_windows
+from canonlm.tasks.packing import IGNORE, Windows
 from canonlm.tasks.random import TRAIN, check_count, check_split
 from canonlm.tasks.spec import TaskSpec
 
@@ -138,18 +138,12 @@ class Capo(Task):
         """The number of windows that contain all exposures. Later windows are padding: bos, without a label."""
         return self._stream.windows(check_count("seed", seed), TRAIN, check_count("seq_len", seq_len, min=1))
 
-    def windows(
-        self, split: str, seed: int, start: int, count: int, *, seq_len: int, loss_on: str | None = None
-    ) -> Windows:
-        """Windows start … start + count - 1 of the passes over all people: see `canonlm.tasks.capo.stream`.
+    def _fill(self, seed: int, split: int, start: int, first: int, loss_on_all: bool, out: Windows) -> None:
+        """Write windows of the passes over all people: see `canonlm.tasks.capo.stream`.
 
         All splits have the same people and number of passes; all but "train" have fresh sentences of their own.
         """
-        loss_on_all = self._loss_on(loss_on) == "all"
-        out = empty_windows(check_count("count", count), check_count("seq_len", seq_len, min=1))
-        at = check_count("seed", seed), check_split(split), check_count("start", start)
-        self._stream.fill(*at, loss_on_all, out)
-        return out
+        self._stream.fill(seed, split, start, loss_on_all, out)
 
     def sample(self, split: str, seed: int, index: int, j: int = 0, *, loss_on: str | None = None) -> Sample:
         """The biography of person index % N in pass j + index // N of the split."""
