@@ -10,6 +10,7 @@ and their sha256, so that changed answers are detected.
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -27,7 +28,8 @@ from canonlm.core.untrusted import read_object
 from canonlm.runs.answers import Row, check_answers, damaged, digest, rows_in
 from canonlm.runs.answers import read_answers as read_answers  # its name in earlier versions
 from canonlm.runs.identity import slug
-from canonlm.suites.questions import Question, Questions, Score, not_finite, scores
+from canonlm.suites.questions import Questions, Score, scores
+from canonlm.suites.questions import not_finite as of_not_finite
 
 PACKAGES = ("canonlm", "torch", "transformers", "lm_eval")
 
@@ -93,13 +95,27 @@ class Results:
 
         not_finite: the indices of prompts whose logits are not finite, updated by `write` (`Writer.not_finite`).
         """
-        path = self._path(suite, questions.name, {**settings, "n": None})
-        with self._asking(path, questions.name):
-            rows = self._ask(path, questions, write, on_answer, not_finite)
-        with _reading(path):
-            results = scores(rows, questions.measures)
-        self._note(suite, questions.name, path, rows)
-        return [*results, *_not_finite(rows)]
+
+        def answers(done: Collection[int]) -> Iterator[Row]:
+            on_answer(count := len(done))
+            numbers = [index for index in range(len(questions)) if index not in done]
+            unanswered = [questions[index] for index in numbers]
+            try:
+                prompts = [question.prompt for question in unanswered]
+                for place, text in write(prompts, questions.max_new_tokens, questions.stop) if unanswered else ():
+                    question = unanswered[place]
+                    row = {"index": numbers[place], "slice": dict(question.slice), "answer": question.answer}
+                    row |= {"output": text, "right": questions.grade(question, text)}
+                    yield row | ({"finite": False} if place in not_finite else {})
+                    on_answer(count := count + 1)
+            except ValueError as error:
+                raise ValueError(f"{questions.name}: {error}") from None
+
+        def score(rows: Sequence[Row]) -> list[Score]:
+            unclear = sum(row.get("finite") is False for row in rows)
+            return [*scores(rows, questions.measures), *of_not_finite(unclear, len(rows))]
+
+        return self.collect(suite, questions.name, {**settings, "n": None}, answers, score, len(questions))
 
     def collect(
         self,
@@ -108,15 +124,18 @@ class Results:
         settings: Mapping[str, Any],
         answers: Callable[[Collection[int]], Iterator[Row]],
         score: Callable[[Sequence[Row]], list[Score]],
+        end: float = math.inf,
     ) -> list[Score]:
         """As `ask`, for a suite whose answers are not texts: `answers(done)` yields those whose `index` is not in
-        `done`, and each is on disk before the next."""
+        `done`, and each is on disk before the next. end: answers from this index on do not count."""
         path = self._path(suite, name, settings)
         with self._asking(path, name):
-            by_index = rows_in(path, cut=True)
+            by_index = {index: row for index, row in rows_in(path, cut=True).items() if index < end}
             with TextIOWrapper(append(path), encoding="utf-8") as file:
                 for row in answers(frozenset(by_index)):
-                    self._write(file, row)
+                    with self._writing("answers"):
+                        file.write(json.dumps(row) + "\n")
+                        file.flush()
                     by_index[row["index"]] = row
         rows = [by_index[index] for index in sorted(by_index)]
         with _reading(path):
@@ -150,11 +169,6 @@ class Results:
         except Timeout:
             raise ValueError(f"{path}: another process is asking {name}") from None
 
-    def _write(self, file: TextIOWrapper, row: Row) -> None:
-        with self._writing("answers"):
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-
     def _path(self, suite: str, name: str, settings: Mapping[str, Any]) -> Path:
         model = {key: self._model.get(key) for key in _IDENTITY}
         return self.out / "answers" / f"{slug(f'{suite}-{name}')}-{_key(suite, name, settings, model)[:8]}.jsonl"
@@ -162,38 +176,6 @@ class Results:
     def _note(self, suite: str, name: str, path: Path, rows: Sequence[Row]) -> None:
         file = path.relative_to(self.out).as_posix()
         self._answers[suite, name] = {"file": file, "count": len(rows), "sha256": digest(rows)}
-
-    def _ask(
-        self,
-        path: Path,
-        questions: Questions,
-        write: Write,
-        on_answer: Callable[[int], None],
-        not_finite: Collection[int],
-    ) -> list[Row]:
-        rows = {index: row for index, row in rows_in(path, cut=True).items() if index < len(questions)}
-        unanswered = {index: questions[index] for index in range(len(questions)) if index not in rows}
-        numbers = list(unanswered)
-        on_answer(len(rows))
-        with TextIOWrapper(append(path), encoding="utf-8") as file:
-            for place, text in self._written(questions, unanswered, write):
-                index, question = numbers[place], unanswered[numbers[place]]
-                row = {"index": index, "slice": dict(question.slice), "answer": question.answer, "output": text}
-                row["right"] = questions.grade(question, text)
-                if place in not_finite:
-                    row["finite"] = False
-                self._write(file, row)
-                rows[index] = row
-                on_answer(len(rows))
-        return [rows[index] for index in sorted(rows)]
-
-    @staticmethod
-    def _written(questions: Questions, unanswered: Mapping[int, Question], write: Write) -> Iterator[tuple[int, str]]:
-        try:
-            prompts = [question.prompt for question in unanswered.values()]
-            yield from write(prompts, questions.max_new_tokens, questions.stop) if unanswered else ()
-        except ValueError as error:
-            raise ValueError(f"{questions.name}: {error}") from None
 
     def _read(self) -> list[dict[str, Any]]:
         if self.out.exists() and not self.out.is_dir():
@@ -231,10 +213,6 @@ def _reading(path: Path) -> Iterator[None]:
 
 def _key(*parts: Any) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
-def _not_finite(rows: Sequence[Row]) -> list[Score]:
-    return not_finite(sum(row.get("finite") is False for row in rows), len(rows))
 
 
 def _entry(entry: Any) -> Row:

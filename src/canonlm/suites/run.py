@@ -20,7 +20,7 @@ from canonlm.core.user_folders import expanded
 from canonlm.suites.load_model import Subject
 from canonlm.suites.questions import Score
 from canonlm.suites.results import Results
-from canonlm.suites.settings import PromptOptions, published_settings, settings_class
+from canonlm.suites.settings import RETRIEVAL, PromptOptions, published_settings, settings_class
 from canonlm.train.load_config import override
 
 SUITES = {
@@ -30,8 +30,6 @@ SUITES = {
     "text": "bits per byte and perplexity of documents, compared by document with other models",
     "playground": "the task that a playground run was trained on, at any difficulty and length",
 }
-_RETRIEVAL = {"multihop": "MultiHop", "babilong": "Babilong"}
-"""The classes of questions in words, each in the module of its suite."""
 
 
 class ProgressReporter(Protocol):
@@ -85,7 +83,7 @@ def _settings(suite: str, published: bool) -> tuple[type[BaseModel], list[dict[s
         from canonlm.suites.harness.run import PUBLISHED
 
         defaults = [{"tasks": PUBLISHED}]
-    elif suite in _RETRIEVAL:
+    elif suite in RETRIEVAL:
         defaults = [each.model_dump() for each in published_settings(suite)]
     else:
         raise expected("--suite", "multihop, babilong or harness with --published", suite)
@@ -139,18 +137,18 @@ class _Exam:
                 what += "a run on a task only has its task's (--suite playground)"
             raise expected("MODEL", what, subject.about["source"])
         noted = {**settings.model_dump(mode="json"), **_contents(settings, ("text", "facts")), "bos": options.bos}
-        if (entry := self.results.find(suite, settings.name, noted)) is not None:
-            self.progress.end(entry, again=True)
-            yield entry
-            return
-        writer = Writer(
-            subject.model, subject.tokenizer, batch_size=options.batch_size, bos=options.bos, beyond=options.beyond,
-            as_text=True,
-        )  # fmt: skip
-        questions = getattr(import_module(f"canonlm.suites.{suite}"), _RETRIEVAL[suite])(settings, writer.tokens)
-        self.progress.begin(questions.name, len(questions))
-        more = (noted, writer.write, self.progress.advance, writer.not_finite)
-        yield self._entry(questions.name, noted, lambda rows: self.results.ask(suite, questions, *more))
+
+        def ask(rows: list[dict[str, Any]]) -> list[Score]:
+            writer = Writer(
+                subject.model, subject.tokenizer, batch_size=options.batch_size, bos=options.bos, beyond=options.beyond,
+                as_text=True,
+            )  # fmt: skip
+            questions = getattr(import_module(f"canonlm.suites.{suite}"), RETRIEVAL[suite])(settings, writer.tokens)
+            self.progress.begin(questions.name, len(questions))
+            more = (noted, writer.write, self.progress.advance, writer.not_finite)
+            return self.results.ask(suite, questions, *more)
+
+        yield self._entry(settings.name, noted, ask)
 
     def playground(self, settings: Any) -> Iterator[dict[str, Any]]:
         from canonlm.suites.playground import evaluations

@@ -67,27 +67,27 @@ _CLASSES: dict[str, type[BaseModel]] = {
     "playground": PlaygroundSettings,
     "harness": HarnessSettings,
 }
-_ELSEWHERE = {"multihop": "MultiHopSettings", "babilong": "BabilongSettings"}
-"""Settings in the module of their suite, which has the published ones, too."""
+RETRIEVAL = {"multihop": "MultiHop", "babilong": "Babilong"}
+"""The classes of questions in words, each in the module of its suite, with the settings and the published ones."""
 
 
 def settings_class(suite: str) -> type[BaseModel]:
     """The class of a suite's settings. KeyError: no such suite."""
-    if suite in _ELSEWHERE:
-        return getattr(import_module(f"canonlm.suites.{suite}"), _ELSEWHERE[suite])
+    if suite in RETRIEVAL:
+        return getattr(import_module(f"canonlm.suites.{suite}"), f"{RETRIEVAL[suite]}Settings")
     return _CLASSES[suite]
 
 
 def published_settings(suite: str) -> list[BaseModel]:
     """The settings behind the published results; none for a suite without settings of its own for them."""
-    if suite not in _ELSEWHERE:
+    if suite not in RETRIEVAL:
         return []
     return import_module(f"canonlm.suites.{suite}").published_settings()
 
 
 def defaults(suite: str) -> dict[str, Any]:
     """The default of each setting that has one, and of the options for prompts. {} for an unknown suite."""
-    if suite not in _ELSEWHERE and suite not in _CLASSES:
+    if suite not in RETRIEVAL and suite not in _CLASSES:
         return {}
     fields = settings_class(suite).model_fields.items()
     known = {name: field.get_default(call_default_factory=True) for name, field in fields if not field.is_required()}

@@ -37,11 +37,7 @@ FIRST = 16  # tokens before a token, up to which positions are counted together
 def documents(settings: TextSettings) -> list[str]:
     """The texts. ValueError for a file that cannot be read, and for a line without a text; it names the line."""
     path = expanded(settings.file)
-    try:
-        content = read_bytes(path, MAX_TEXT)
-    except OSError as error:
-        raise expected("file", f"a file that can be read ({error.strerror})", settings.file) from None
-    suffix = path.suffix.lower()
+    content, suffix = read_bytes(path, MAX_TEXT), path.suffix.lower()
     if suffix == ".txt":
         lines = [(str(path), content)]
     else:

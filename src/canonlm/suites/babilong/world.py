@@ -173,11 +173,6 @@ def _events(rng: random.Random, count: int, weights: Mapping[str, int]) -> list[
     return facts
 
 
-def _where_people_are(facts: Sequence[Fact]) -> Iterator[tuple[str, Answer]]:
-    for who, known in World(facts).at.items():
-        yield f"Where is {who}?", known
-
-
 def _where_things_are(facts: Sequence[Fact]) -> Iterator[tuple[str, Answer]]:
     world = World(facts)
     for thing, known in world.left.items():
@@ -244,6 +239,6 @@ def _what_is_where(facts: Sequence[Fact]) -> Iterator[tuple[str, Answer]]:
 
 
 _QUESTIONS: dict[str, Callable[[Sequence[Fact]], Iterator[tuple[str, Answer]]]] = {
-    "qa1": _where_people_are, "qa2": _where_things_are, "qa3": _where_things_were, "qa4": _what_is_where,
-    "qa5": _who_gave_what,
+    "qa1": lambda facts: ((f"Where is {who}?", known) for who, known in World(facts).at.items()),
+    "qa2": _where_things_are, "qa3": _where_things_were, "qa4": _what_is_where, "qa5": _who_gave_what,
 }  # fmt: skip
