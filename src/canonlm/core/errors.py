@@ -149,7 +149,7 @@ def refused(
         field, annotation = _within(annotation, str(part))
         if _is_model(annotation):
             owner = annotation
-        elif not (get_origin(annotation) is dict and _is_model(get_args(annotation)[1])):
+        elif not (get_origin(annotation) in (dict, list) and _is_model(get_args(annotation)[-1])):
             break  # the rest of the path lies inside a value
     key = prefix + ".".join(path)
     if first["type"] == "value_error":  # raised by a validator of ours: already in our format
@@ -194,9 +194,10 @@ _KINDS: dict[Any, str] = {
 
 
 def _within(annotation: Any, key: str) -> tuple[FieldInfo | None, Any]:
-    """The field of that name in a model, and its annotation; of a dictionary, None and the type of its values."""
+    """The field of that name in a model, and its annotation; of a dictionary or a list, None and the type of its
+    values."""
     if not _is_model(annotation):
-        return None, get_args(annotation)[1]
+        return None, get_args(annotation)[-1]
     if (field := annotation.model_fields.get(key)) is None:
         return None, None
     return field, _optional(field.annotation)[0]

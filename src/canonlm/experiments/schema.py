@@ -258,7 +258,9 @@ def load(name_or_path: str, *, seed_set: int = 0, trust: bool = False) -> Experi
         raise expected("--seed-set", f"an integer from 0 to {MAX_SEED_SET}", seed_set)
     raw, _ = read_yaml(path)
     try:
-        experiment = _checked(raw)
+        if not isinstance(raw, dict):
+            raise expected("experiment", "a YAML mapping", raw)
+        experiment = _valid(Experiment, raw)
         if not trust and not is_yours(path):
             _refuse_code(experiment)
         panels = [panel for scale in SCALES for panel in experiment.panels(scale)]
@@ -296,20 +298,6 @@ def _refuse_code(experiment: Experiment) -> None:
     if named := list(dict.fromkeys(filter(None, map(reference_of, arms)))):
         what = f"--trust, as this experiment is a program: it runs {', '.join(map(brief, named))}; read it first"
         raise InvalidSetting("arms", f"arms: expected {what}")
-
-
-def _checked(raw: Any) -> Experiment:
-    """Check the members of lists first, so that an error names the key in the member."""
-    if not isinstance(raw, dict):
-        raise expected("experiment", "a YAML mapping", raw)
-    lists: list[tuple[str, type[Settings], Any]] = [(scale, Panel, raw.get(scale)) for scale in SCALES]
-    claims = raw.get("claims")
-    for number, claim in claims.items() if isinstance(claims, dict) else ():
-        lists.append((f"claims.{number}.pairs", Pair, claim.get("pairs") if isinstance(claim, dict) else None))
-    for key, model, members in lists:
-        for place, member in enumerate(members if isinstance(members, list) else ()):
-            _valid(model, member, f"{key}.{place}.")
-    return _valid(Experiment, raw)
 
 
 def _valid(model: type[M], raw: Any, prefix: str = "") -> M:
