@@ -125,8 +125,8 @@ def main(args: Sequence[str] | None = None) -> int:
         return _say(line, 2)
     except FloatingPointError as error:
         return _say(str(error), 1)
-    except (Interrupted, KeyboardInterrupt, typer.Abort):
-        return _say("interrupted", 130)
+    except (Interrupted, KeyboardInterrupt, typer.Abort) as stop:
+        return _say("; ".join(filter(None, ("interrupted", str(stop)))), 130)
 
 
 def _usage(error: Any) -> str:

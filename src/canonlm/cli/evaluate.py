@@ -102,11 +102,7 @@ def evaluate(
             with _progress() as bar:
                 entries = later.suites.run(suite, planned, subject, options, folder, _Bar(bar))
         except KeyboardInterrupt:
-            say(
-                f"canonlm: interrupted; the answers so far are in {folder}. The same command continues.",
-                file=sys.stderr,
-            )
-            return 130
+            raise KeyboardInterrupt(f"the answers so far are in {folder}. The same command continues.") from None
         say(f"results: {folder / 'results.json'}")
         code = max(code, _warn(entries))
         read.append(_Read(each, subject.about["tokenizer"], folder, entries))

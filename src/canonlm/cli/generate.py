@@ -116,10 +116,7 @@ def generate(
     try:
         _answer(writer, rows, limit, stop, out, answered)
     except KeyboardInterrupt:
-        print(
-            f"canonlm: interrupted; the answers so far are in {answered}. The same command continues.", file=sys.stderr
-        )
-        return 130
+        raise KeyboardInterrupt(f"the answers so far are in {answered}. The same command continues.") from None
     return 0
 
 

@@ -56,7 +56,7 @@ class _Command(TyperCommand):
 
 
 class Interrupted(Exception):
-    """Ctrl-C while a command ran. typer would end it without a word."""
+    """Ctrl-C while a command ran, and what the command says about it. typer would end it without a word."""
 
 
 class Commands(TyperGroup):
@@ -84,5 +84,5 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise Interrupted from None
+        except KeyboardInterrupt as stop:
+            raise Interrupted(str(stop)) from None

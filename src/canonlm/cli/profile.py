@@ -93,10 +93,9 @@ def profile(
     try:
         scale = later.profiles.SCALE
         following.outcomes |= later.replicate.replicate([experiment], scale, out, jobs=jobs, on_event=following)
-    except KeyboardInterrupt as stop:
+    except KeyboardInterrupt:
         following.write()
-        say(f"canonlm: interrupted; {stop}", file=sys.stderr)
-        return 130
+        raise
 
     shown = following.write()
     words = later.profile_text

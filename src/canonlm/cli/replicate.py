@@ -1,7 +1,6 @@
 """`canonlm replicate`: train the models of a figure of the paper again, and judge its claims."""
 
 import functools
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -97,9 +96,6 @@ def replicate(
             finished=exported,
             on_event=functools.partial(print, flush=True),
         )
-    except KeyboardInterrupt as stop:
-        say(f"canonlm: interrupted; {stop}", file=sys.stderr)
-        return 130
     finally:
         if export is not None:
             later.ledger.export(experiments, scale, out, export)

@@ -96,11 +96,7 @@ def _work(folder: Path, jobs: int, trust: bool) -> int:
             known.update({run.name: run for run in _plan(folder, trust)})
         return list(known.values())
 
-    try:
-        summary = later.queue.work(folder, plan, jobs=jobs, on_event=functools.partial(print, flush=True))
-    except KeyboardInterrupt as stop:
-        say(f"canonlm: interrupted; {stop}", file=sys.stderr)
-        return 130
+    summary = later.queue.work(folder, plan, jobs=jobs, on_event=functools.partial(print, flush=True))
     say(f"all {summary.total} runs are settled: {len(summary.finished)} finished here, {len(summary.failed)} failed")
     for name, message in summary.failed.items():
         say(f"canonlm: {name} failed: {message}", file=sys.stderr)
