@@ -179,12 +179,15 @@ def read_json(path: Path) -> Any:
 
 def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of `canonlm.runs.load.Run` that come from the configuration. ValueError: one is missing."""
-    steps = _key(config, "train.steps", None)
+    known = flat(config)
+    for key in ("arch", "train.optim.lr", "train.seed"):
+        if key not in known:
+            raise ValueError(f"config.yaml has no {key}")
     return {
-        "arch": one_line(str(_key(config, "arch"))),
-        "lr": _number(config, "train.optim.lr"),
-        "seed": int(_number(config, "train.seed")),
-        "steps": known_count(steps),
+        "arch": one_line(str(known["arch"])),
+        "lr": _number(known, "train.optim.lr"),
+        "seed": int(_number(known, "train.seed")),
+        "steps": known_count(known.get("train.steps")),
     }
 
 
@@ -221,28 +224,14 @@ def noted_digests(folder: Path, notes: list[str]) -> dict[str, str]:
     return {str(key): str(value) for key, value in digests.items()} if isinstance(digests, dict) else {}
 
 
-_REQUIRED = object()
-
-
-def _key(config: Mapping[str, Any], dotted: str, default: Any = _REQUIRED) -> Any:
-    value: Any = config
-    for part in dotted.split("."):
-        if not isinstance(value, dict) or part not in value:
-            if default is _REQUIRED:
-                raise ValueError(f"config.yaml has no {dotted}")
-            return default
-        value = value[part]
-    return value
-
-
-def _number(config: Mapping[str, Any], dotted: str) -> float:
-    value = _key(config, dotted)
+def _number(settings: Mapping[str, Any], key: str) -> float:
+    value = settings[key]
     try:
         number = float(value)  # PyYAML reads 3e-3 as text
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not finite(number):
-        raise expected(dotted, "a number", value)
+        raise expected(key, "a number", value)
     return number
 
 
