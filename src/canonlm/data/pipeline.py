@@ -20,7 +20,6 @@ from hashlib import blake2b
 from io import TextIOWrapper
 from pathlib import Path
 from struct import pack
-from typing import TextIO
 
 from datatrove.data import Document, DocumentsPipeline
 from datatrove.pipeline.base import PipelineStep
@@ -78,16 +77,12 @@ class Reader(PipelineStep):
             for item in read(self.inputs, start, stop, self.text_key):
                 if isinstance(item, Bad):
                     count += 1
-                    _list(item, bad_lines)
+                    bad_lines.write(json.dumps(asdict(item)) + "\n")
+                    bad_lines.flush()
                     if count >= self.max_bad + MAX_LISTED:
                         raise TooManyBadLines(f"task {rank}: {count} bad lines")
                 else:
                     yield Document(text=item.text, id="", metadata={"position": item.position})
-
-
-def _list(bad: Bad, file: TextIO) -> None:
-    file.write(json.dumps(asdict(bad)) + "\n")
-    file.flush()
 
 
 def share(inputs: list[Input], rank: int, tasks: int) -> tuple[int, int]:

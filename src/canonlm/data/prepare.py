@@ -32,7 +32,7 @@ from canonlm.core.files import lock, make_folder, refuse_links, remove_folder, r
 from canonlm.core.untrusted import open_regular, parse_json, read_bytes, read_object, read_text
 from canonlm.data import index, tokenizers
 from canonlm.data.executors import checked, execute
-from canonlm.data.index import Index, Shard
+from canonlm.data.index import Index
 from canonlm.data.pipeline import Places, Reader, TooManyBadLines, Writer
 from canonlm.data.reading import Bad, Input, check_key, find, lines, listed, total
 from canonlm.tasks.random import check_count
@@ -251,7 +251,9 @@ def finish(out: Path, max_bad: int) -> Index:
     bad_lines = _list_bad_lines(places, len(tasks))
     if bad_lines > max_bad:
         raise _too_many(places, len(tasks), max_bad)
-    done = [_done(places, rank) for rank in tasks]
+    done = []
+    for path in (places.task("done", rank) for rank in tasks):
+        done.append({key: index.shard(out, shard, f"{path}: {key}") for key, shard in read_object(path).items()})
     splits = {split: tuple(shards[split] for shards in done if split in shards) for split in index.SPLITS}
     if not any(splits.values()):
         raise expected("--input", "at least one document", ", ".join(plan.command["input"]))
@@ -259,11 +261,6 @@ def finish(out: Path, max_bad: int) -> Index:
     index.write(out, described)
     remove_leftovers(out)
     return described
-
-
-def _done(places: Places, rank: int) -> dict[str, Shard]:
-    path = places.task("done", rank)
-    return {split: index.shard(places.out, shard, f"{path}: {split}") for split, shard in read_object(path).items()}
 
 
 def _list_bad_lines(places: Places, tasks: int) -> int:

@@ -66,11 +66,10 @@ def _with_headline(suite: Any, settings: Any, scores: list[dict[str, Any]]) -> l
     headline = next((score for score in scores if one and slice_key(score["slice"]) == one), None)
     if headline is None:
         return scores
-    return [{**headline, "slice": {}} if _is_whole_accuracy(score) else score for score in scores]
-
-
-def _is_whole_accuracy(score: Mapping[str, Any]) -> bool:
-    return score["measure"] == "accuracy" and not score["slice"]
+    return [
+        {**headline, "slice": {}} if score["measure"] == "accuracy" and not score["slice"] else score
+        for score in scores
+    ]
 
 
 def _score(raw: Any) -> dict[str, Any]:

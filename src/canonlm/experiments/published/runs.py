@@ -107,8 +107,9 @@ def finals(gathered: Iterable[Gathered]) -> tuple[pl.DataFrame, list[LeftOut]]:
     rows, unreadable = measurements(gathered, names, ("final", "suite"))
     for one in gathered:
         parts = {part for each in one.evaluated.values() for part in parts_of(each, one)}
-        # Results of `canonlm eval` are shown even if the run's own files have no numbers.
-        left_out += [entry for entry in one.left_out if not (_has_no_numbers(entry) and Path(entry.name).name in parts)]
+        for entry in one.left_out:  # results of `canonlm eval` are shown even if the run's own files have no numbers
+            if not (entry.reason.startswith(("text", NOT_BEGUN)) and Path(entry.name).name in parts):
+                left_out.append(entry)
         for run in one.runs.values():
             if run.result is None:
                 left_out.append(LeftOut(run.name, "; ".join([f"{run.state}: no final result", *run.notes])))
@@ -189,10 +190,6 @@ def settings(gathered: Iterable[Gathered]) -> dict[str, dict[str, Any]]:
         size = run.result.num_parameters if run.result else None
         known[run.name] = flat(run.config) | ({} if size is None else {"parameters": size})
     return known
-
-
-def _has_no_numbers(entry: LeftOut) -> bool:
-    return entry.reason.startswith(("text", NOT_BEGUN))
 
 
 def _damage(run: Run) -> list[LeftOut]:

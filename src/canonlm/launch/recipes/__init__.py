@@ -81,7 +81,8 @@ def load_preset(task: str, name: str, difficulty: str | None = None) -> Preset:
     elif difficulty is not None:
         raise ValueError(f"--difficulty only works with presets of papers: the {name} preset of {task} has only one")
     run = {**run, "preset": name, "task": {"name": task, **run.get("task", {})}}
-    run["data"] = _fitted(run["data"], tasks.get(**run["task"]))
+    made = tasks.get(**run["task"])  # for the defaults that follow from the task
+    run["data"] = {"seq_len": -(-made.max_len // MULTIPLE) * MULTIPLE, "loss_on": made.loss_on, **run["data"]}
     lrs = tuple(float(lr) for lr in raw.get("lrs") or [run["train"]["optim"]["lr"]])
     return Preset(task.rpartition(":")[2], name, difficulty, lrs, raw.get("seeds", 1), run)
 
@@ -100,11 +101,6 @@ def _default(cls: type[tasks.Task], name: str, difficulty: str | None) -> dict[s
     if difficulty is not None and cls.difficulties:
         return merge({"difficulties": {key: {} for key in cls.difficulties}}, raw)
     return raw
-
-
-def _fitted(data: dict[str, Any], task: tasks.Task) -> dict[str, Any]:
-    """The settings of `data`, with defaults from the task."""
-    return {"seq_len": -(-task.max_len // MULTIPLE) * MULTIPLE, "loss_on": task.loss_on, **data}
 
 
 def recipes() -> dict[str, Path]:
