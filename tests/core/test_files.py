@@ -26,3 +26,16 @@ def test_an_error_names_no_temporary_file(write, name, tmp_path):
         write(tmp_path / name)
     assert (caught.value.filename, caught.value.filename2) == (str(tmp_path / name), None)
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_folder_that_another_process_makes_meanwhile_is_kept(tmp_path):
+    """The first of several exports into one folder keeps it."""
+
+    def fill(inside):
+        files.write_text(inside / "of", "second")
+        files.write_folder(tmp_path / "out", lambda first: files.write_text(first / "of", "first"))
+
+    with pytest.raises(FileExistsError):
+        files.write_folder(tmp_path / "out", fill)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert (tmp_path / "out" / "of").read_text() == "first"

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from canonlm import CanonLMForCausalLM
+from canonlm import CanonLMConfig, CanonLMForCausalLM
 from canonlm.canon.sites import SITES, Site
 from canonlm.models import config as configuration
 from canonlm.models.build import build
@@ -104,6 +104,15 @@ def test_a_site_without_a_layer_is_refused(arch, message):
         build(arch, SMALL)
 
 
+def test_a_site_without_a_layer_is_refused_in_a_configuration_too():
+    build("mine.py:Line", SMALL)  # which registers it
+    for fields, example, site in [({"canon_set": "ABCD"}, "ACD", "B"), ({"canon_sets": ["AG", "A"]}, "A", "G")]:
+        config = CanonLMConfig(mixers=["mine.py:Line"], hidden_size=16, num_attention_heads=2, **fields)
+        message = f"{next(iter(fields))}: expected sites with a layer, as in {example}: no code of this model makes one"
+        with pytest.raises(ValueError, match=f"^{message} at {site}, got "):
+            CanonLMForCausalLM(config)
+
+
 @pytest.mark.parametrize(
     "arch",
     ["mine.py:Line+canon=ACD", "mine.py:Recurrent+canon", "mine.py:WithB+canon", "mine.py:WithG.llama+canon=G"],
@@ -115,7 +124,9 @@ def test_a_site_with_a_layer(arch):
 def test_a_saved_model_with_a_site_without_a_layer_opens(folder):
     model = build("mine.py:Line+canon", SMALL, saved=True).module
     model.save_pretrained(folder / "saved")
-    assert CanonLMForCausalLM.from_pretrained(folder / "saved").config.canon_set == "ABCD"
+    opened = CanonLMForCausalLM.from_pretrained(folder / "saved")
+    assert opened.config.canon_set == "ABCD"
+    torch.testing.assert_close(opened.state_dict(), model.state_dict())
 
 
 @pytest.mark.parametrize(

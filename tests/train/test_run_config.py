@@ -66,6 +66,8 @@ def write(tmp_path, monkeypatch):
         ("  N: 8", "  8: 8", 2, "task: expected the name of a setting, got 8"),
         ("_layers: 1", "_layers: 1, fields: 3", 5, "model.fields: expected a group of settings, got 3"),
         ("  steps: 40", "  stepz: 40", 10, 'unknown setting "train.stepz". Did you mean "train.steps"?…'),
+        ("  eval_size:", "  eval_windows:", 13,
+         'unknown setting "train.eval_windows". Did you mean "train.eval_size"?…'),  # its earlier name
         ("    lr:", "    lrr:", 16, 'unknown setting "train.optim.lrr". Did you mean "train.optim.lr"?…'),
         ("  N: 8", "  NN: 8", 4, 'unknown setting "task.NN". Did you mean "task.N"?…'),
         ("name: copying", "name: copyin", 2, 'unknown task "copyin". Did you mean "copying"?…'),

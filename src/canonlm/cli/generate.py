@@ -155,7 +155,7 @@ def _answer(
     lines = [json.dumps({**row, "text": answers[index]["text"]}, ensure_ascii=False) for index, row in enumerate(rows)]
     with writing("--out", out, "file"):
         write_text(out, "".join(f"{line}\n" for line in lines))
-        answered.unlink()
+        answered.unlink(missing_ok=True)  # the same command, at the same time, may have done it
     print(f"{len(rows):,} prompts answered: {out}")
 
 

@@ -108,7 +108,11 @@ def write_to(path: str, text: str, option: str) -> None:
 
 def check_new(out: Path) -> None:
     if out.exists():
-        raise expected("OUT", "a folder that does not exist yet", str(out))
+        raise _exists(out)
+
+
+def _exists(out: Path) -> ValueError:
+    return expected("OUT", "a folder that does not exist yet", str(out))
 
 
 Figures = Annotated[
@@ -150,7 +154,10 @@ def save_model(out: Path, save: Callable[[Path], object]) -> None:
         write_manifest(folder)
 
     with doing("writing the model"), writing("OUT", out):
-        write_folder(out, fill)
+        try:
+            write_folder(out, fill)
+        except FileExistsError:  # another process has made it meanwhile
+            raise _exists(out) from None
 
 
 def opened(model: str, **options: Any) -> "later.load_model.Subject":

@@ -5,10 +5,10 @@ import difflib
 import math
 import re
 import reprlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import NoneType, UnionType
+from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -136,10 +136,14 @@ def panics_raised(place: object) -> Iterator[None]:
 
 
 def refused(
-    error: ValidationError, model: type[BaseModel], prefix: str = "", others: Sequence[str] = ()
+    error: ValidationError,
+    model: type[BaseModel],
+    prefix: str = "",
+    others: Sequence[str] = (),
+    renamed: Mapping[str, str] = MappingProxyType({}),
 ) -> InvalidSetting:
     """One of pydantic's errors for `model`, in one line. `prefix` precedes the key: "task.". `others`: keys that the
-    model does not have, as guesses for an unknown key."""
+    model does not have, as guesses for an unknown key. `renamed`: earlier names of keys, and those of today."""
     errors = error.errors()
     # The first, unless a key is unknown: the key that was meant is often reported before it, as missing.
     first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
@@ -157,7 +161,7 @@ def refused(
         return cause if isinstance(cause, InvalidSetting) else InvalidSetting(key, cause)
     if first["type"] == "extra_forbidden":
         names = [prefix + ".".join([*path[:-1], name]) for name in owner.model_fields]
-        meant = _same_leaf(key, [*others, *(prefix + each for each in _keys(model))])
+        meant = _same_leaf(renamed.get(key, key), [*others, *(prefix + each for each in _keys(model))])
         return InvalidSetting(key, unknown("setting", key, names, meant=meant))
     if first["type"] == "invalid_key" or first["loc"][-1] == "[key]":
         return expected(key, "the name of a setting", first["input"])

@@ -187,14 +187,21 @@ def check_manifest(folder: Path) -> None:
 
 
 def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
-    """Make the folder `path` with what `fill(folder)` writes into it; a folder of that name is replaced."""
+    """Make the folder `path` with what `fill(folder)` writes into it. FileExistsError if another process has made one
+    of that name meanwhile."""
     with temporary_folder(path) as temporary:
         fill(temporary)
         for file in temporary.rglob("*"):
             if file.is_file():
                 with file.open("rb") as opened:
                     os.fsync(opened.fileno())
-        put_in_place(temporary, path)
+        try:
+            with _naming(path, temporary):
+                temporary.replace(path)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR) or not os.path.lexists(path):
+                raise
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
 
 
 def temporary_name(path: Path) -> Path:

@@ -5,28 +5,26 @@ hf:qwen3{num_key_value_heads=2}, fla:kda      transformers, flash-linear-attenti
 mine.py:Name, package.module:Name             a mixer for our decoder, or a model from outside
 """
 
-import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from canonlm.canon.sites import SHORT_CONV, SITES, write
 from canonlm.core import user_code
-from canonlm.core.errors import InvalidSetting, expected
+from canonlm.core.errors import InvalidSetting
 from canonlm.core.limits import few_modules
 from canonlm.core.user_code import LIBRARIES, reference_of
 from canonlm.models import hf
-from canonlm.models.config import CanonLMConfig, gated_width, parse_sites
+from canonlm.models.config import CanonLMConfig, gated_width
 from canonlm.models.decoder import Decoder, config_of
 from canonlm.models.fields import GROUPS
 from canonlm.models.hf_small_configs import refusal
 from canonlm.models.interface import LanguageModel, Sizes
 from canonlm.models.mixers.base import MIXERS, Architecture, Mixer, register
-from canonlm.models.modeling import CanonLMForCausalLM
+from canonlm.models.modeling import CanonLMForCausalLM, of_saved
 from canonlm.models.user_model import place_of
 
 
@@ -42,11 +40,8 @@ def build(arch: str, sizes: Sizes, seed: int = 0, *, saved: bool = False) -> Lan
         return hf.library_model(arch, sizes, seed)
     if (reference := reference_of(arch)) is not None and not _is_decoder(arch):
         return hf.outside_model(arch, _load(reference), sizes, seed)
-    with _in_one_line(arch):
-        model = CanonLMForCausalLM(config_of(arch, sizes, seed, saved=saved))
-    if not saved:
-        _check_sites(model, arch)
-    return Decoder(model)
+    with _in_one_line(arch), of_saved() if saved else nullcontext():
+        return Decoder(CanonLMForCausalLM(config_of(arch, sizes, seed, saved=saved)))
 
 
 def wrap(module: PreTrainedModel) -> LanguageModel:
@@ -135,20 +130,3 @@ def _in_one_line(arch: str) -> Iterator[None]:
         if isinstance(error, InvalidSetting) or (reference := reference_of(arch)) is None:
             raise
         raise refusal(arch, "cannot be built", error, place_of(error, _load(reference))) from error
-
-
-def _check_sites(model: CanonLMForCausalLM, arch: str) -> None:
-    """InvalidSetting for sites without a layer, which the code of a mixer or an MLP has to make inside it. One layer is
-    enough in a hybrid. Saved models may have such sites, so `CanonLMConfig` takes them."""
-    config, names = model.config, {name.rpartition(".")[2] for name, _ in model.named_modules()}
-    used = dict.fromkeys("".join(map(config.sites, range(config.num_hidden_layers))))
-    lacking = [
-        slot
-        for slot in used
-        if not any(re.match(rf"canon{slot}(_|$)" + r"|\w*conv1d$" * (slot == SHORT_CONV), name) for name in names)
-    ]
-    if lacking:
-        sites = {letter: variant for text in config.canon_texts for letter, variant in parse_sites(text).items()}
-        kept = write({x: sites[x] for x in sites if SITES[x].forms and SITES[x].slot not in lacking})
-        what = "sites with a layer" + f", as in +canon={kept}" * bool(kept)
-        raise expected("arch", f"{what}: no code of this model makes one at {', '.join(lacking)}", arch)

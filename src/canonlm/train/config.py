@@ -343,12 +343,16 @@ class RunConfig(Settings):
         return folder.to_yaml(self.model_dump(mode="json"))
 
 
+_RENAMED = {"train.eval_windows": "train.eval_size"}
+"""Names of settings in earlier versions."""
+
+
 def resolve(raw: dict[str, Any]) -> RunConfig:
     """Check and complete a configuration. InvalidSetting (a ValueError) names the first wrong key."""
     try:
         return RunConfig.model_validate(raw)
     except ValidationError as error:
-        raise refused(error, RunConfig, others=task_keys(raw.get("task"))) from None
+        raise refused(error, RunConfig, others=task_keys(raw.get("task")), renamed=_RENAMED) from None
 
 
 def build_task(settings: dict[str, Any]) -> tasks.Task:
