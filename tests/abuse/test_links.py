@@ -250,7 +250,8 @@ ALLOWED = {
     # In a new folder or file of `canonlm.core.files`, or in one where links are refused.
     "canonize/check/cases.py": {"save_pretrained"},
     "cli/canonize.py": {"save_pretrained"},
-    "cli/export.py": {"save_pretrained", "copymode"},
+    "cli/export.py": {"save_pretrained"},
+    "cli/options.py": {"copymode"},
     "data/dump.py": {"replace", "OSFile"},
     "data/pipeline.py": {"TokenizedFile", "replace", "write_bytes"},
     "launch/slurm.py": {"mkdir", "copytree"},

@@ -30,6 +30,7 @@ def test_it_writes_a_folder_that_answers_as_before(saved, tmp_path, capsys):
     assert torch.equal(after(IDS).logits, before(IDS).logits)
     canonlm.decanonize(after)
     assert "`llama` with Canon layers at `ABCD`" in (tmp_path / "out" / "README.md").read_text()
+    assert len({path.stat().st_mode for path in (tmp_path / "out").iterdir()}) == 1  # all may read the weights, too
     assert main(["canonize", str(saved), str(tmp_path / "with"), "--self-contained"]) == 0
     assert {"LICENSE", "canonized_model.py"} <= {path.name for path in (tmp_path / "with").iterdir()}
     assert "trust_remote_code=True" in (tmp_path / "with" / "README.md").read_text()

@@ -66,6 +66,7 @@ def test_to_our_format_and_back(gla, workdir, capsys, to, written):
     assert main(["convert", "ours", "below/theirs", "--to", to]) == 0
     assert capsys.readouterr().out.endswith("float32: below/theirs\n")
     assert files(workdir / "below") == {"theirs", *(f"theirs/{name}" for name in [*written.split(), MANIFEST])}
+    assert len({path.stat().st_mode for path in (workdir / "below" / "theirs").iterdir()}) == 1
     assert_close(load_published("below/theirs").state_dict(), gla.state_dict(), atol=0, rtol=0)
 
 

@@ -217,6 +217,7 @@ MISTAKES = [
     (["words", "a\udcff"], "PROMPT: expected text without half of a surrogate pair"),
     (["words", "a", "--stop", "\udcff"], "--stop: expected text without half of a surrogate pair"),
     (["words", "a", "--top-k", "5"], "--top-k only works with a --temperature above 0"),
+    (["words", "a", "--temperature", "nan"], "--temperature: expected a number >="),
     (["none", "a"], 'MODEL: "none" is neither a folder nor a model on the Hub that can be reached'),
     (["bare", "a"], "--tokenizer is missing: the model has none"),
     (["short", "a" * 16], "the prompt: 17 tokens, and 1 to write, are more than the model's context of 16"),

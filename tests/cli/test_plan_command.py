@@ -164,6 +164,9 @@ def test_the_cost_of_many_runs(tiny, arch):
     assert total.hours == pytest.approx(24 * (50 * sum(plan.days for plan in plans) + last.days))
     with pytest.raises(ValueError, match=r"^--mfu: expected a number"):
         cost(runs, mfu=2)
+    for network in (0.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=r"^--network: expected a number > 0"):
+            make_plan(runs[0], 1, "a100-80", network=network)
 
 
 def test_the_largest_micro_batch_that_fits():

@@ -14,7 +14,7 @@ from canonlm.models.mixers import MIXERS
 
 CODE = '''
 from dataclasses import dataclass
-from typing import Optional
+from typing import Literal, Optional
 
 from torch import nn
 
@@ -61,6 +61,7 @@ class Options(Options):
     plain: tuple = ("x",)
     listed: list | None = None
     either: list[int] | tuple[int, ...] = (1,)
+    kind: Literal["a", "b"] = "a"
 
 
 class WithOptions(Line):
@@ -150,7 +151,7 @@ def test_options_are_saved(folder):
     """Tuples, too, which are lists in JSON."""
     for arch in (
         "mine.py:WithOptions",
-        "mine.py:WithOptions{either=[3],listed=[4],others=[1,2.5],pair=[2,b],taps=[3]}",
+        "mine.py:WithOptions{either=[3],kind=b,listed=[4],others=[1,2.5],pair=[2,b],taps=[3]}",
     ):
         model = build(arch, SMALL)
         assert model.arch == arch
@@ -160,6 +161,20 @@ def test_options_are_saved(folder):
         torch.testing.assert_close(saved.state_dict(), model.module.state_dict())
     with pytest.raises(ValueError, match=r"taps: expected a value of type tuple\[int, \.\.\.\], got \['a'\]$"):
         build("mine.py:WithOptions{taps=[a]}", SMALL)
+    with pytest.raises(ValueError, match=r"kind: expected a value of type Literal\['a', 'b'\], got \"z\"$"):
+        build("mine.py:WithOptions{kind=z}", SMALL)
+
+
+def test_options_whose_types_are_text_are_checked_and_saved(folder):
+    (folder / "future.py").write_text(f"from __future__ import annotations\n{CODE}")
+    model = build("future.py:WithOptions{pair=[2,b],taps=[3]}", SMALL)
+    model.module.save_pretrained(folder / "saved")
+    saved = CanonLMForCausalLM.from_pretrained(folder / "saved").config
+    assert saved.options(0) == model.module.config.options(0)
+    assert saved.options(0).pair == (2, "b")
+    for value in ("[a]", "2", "true"):
+        with pytest.raises(ValueError, match=r"future.py:WithOptions.taps: expected a value of type tuple\[int, "):
+            build(f"future.py:WithOptions{{taps={value}}}", SMALL)
 
 
 def test_a_mixer_that_raises_is_refused_in_one_line():

@@ -1,6 +1,5 @@
 """`canonlm export`: write a run's model in the format of transformers."""
 
-import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -61,8 +60,6 @@ def export(
         model.save_pretrained(folder, **({"self_contained": True} if self_contained else {}))
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
-        for weights in folder.glob("*.safetensors"):  # safetensors lets only their owner read them
-            shutil.copymode(folder / "config.json", weights)
 
     save_model(out, save)
     say(f"{model.num_parameters():,} parameters, {DTYPES[dtype]}{', tokenizer' if tokenizer else ''}: {out}")

@@ -87,7 +87,7 @@ def generate(
     rows = [] if prompts is None else _read(prompts)
 
     load_torch()
-    sampling = later.sampling.Sampling(temperature, top_k, top_p, seed) if temperature > 0 else None
+    sampling = later.sampling.Sampling(temperature, top_k, top_p, seed) if temperature != 0 else None
     subject = opened(
         model, step=step, variant=variant, tokenizer=tokenizer, dtype=dtype, device=device,
         trust_remote_code=trust_remote_code,

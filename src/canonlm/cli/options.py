@@ -1,6 +1,7 @@
 """Options shared by several commands: those that open a saved model, and those that train one."""
 
 import errno
+import shutil
 import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -12,7 +13,7 @@ from safetensors import SafetensorError
 from canonlm.cli import completion, later
 from canonlm.cli.status import doing, load_torch, say
 from canonlm.core.errors import expected, writing
-from canonlm.core.files import write_folder, write_manifest, write_text
+from canonlm.core.files import MANIFEST, write_folder, write_manifest, write_text
 
 Recipe = Annotated[
     str,
@@ -152,6 +153,8 @@ def save_model(out: Path, save: Callable[[Path], object]) -> None:
         except SafetensorError as error:  # for a full disk
             raise OSError(errno.EIO, str(error)) from None
         write_manifest(folder)
+        for weights in folder.glob("*.safetensors"):  # safetensors lets only their owner read them
+            shutil.copymode(folder / MANIFEST, weights)
 
     with doing("writing the model"), writing("OUT", out):
         try:

@@ -226,7 +226,7 @@ def make_plan(run: RunConfig, gpus: int, gpu: str, mfu: float = MFU, network: fl
     _check(gpu, mfu)
     if gpus < 1:
         raise expected("--gpus", "an integer >= 1", gpus)
-    if network <= 0:
+    if not 0 < network < float("inf"):
         raise expected("--network", "a number > 0, in GB/s", network)
     check_layout(run, gpus)
     model = build_model(run, "meta")

@@ -16,7 +16,7 @@ from canonlm.canon.sites import write as write_sites
 from canonlm.core.errors import InvalidSetting, expected, unknown
 from canonlm.core.saved import check_labels
 from canonlm.models.mixers import MIXERS
-from canonlm.models.mixers.base import DERIVED, Mixer
+from canonlm.models.mixers.base import DERIVED, Mixer, types_of
 from canonlm.models.other_names import FLAT_OPTIONS, read_rotary, refuse_unknown
 from canonlm.models.settings import as_typed, check_choice, check_divides, check_positive, check_sign, check_type
 
@@ -282,14 +282,14 @@ class CanonLMConfig(PreTrainedConfig):
                 raise unknown("mixer", mixer, MIXERS)
         for mixer in dict.fromkeys(self.mixers):
             of_mixer = MIXERS[mixer].Options
-            known = of_mixer.__dataclass_fields__
+            known, types = of_mixer.__dataclass_fields__, types_of(of_mixer)
             old = {key: value for keys, value in flat.items() for key in keys if key in known}
             own = dict(options_by_mixer.get(mixer, {}))
             for key, value in own.items():
                 if key not in known:
                     raise unknown(f"option of {mixer}", key, known, f"options of {mixer}")
-                check_type(f"mixer_options.{mixer}.{key}", value, known[key].type, known[key].default)
-                own[key] = as_typed(value, known[key].type, known[key].default)
+                check_type(f"mixer_options.{mixer}.{key}", value, types[key], known[key].default)
+                own[key] = as_typed(value, types[key], known[key].default)
             try:
                 complete = of_mixer(**{**old, **own})
                 complete.complete(self)

@@ -4,7 +4,7 @@ import math
 import operator
 from inspect import formatannotation
 from types import UnionType
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, Union, get_args, get_origin
 
 from canonlm.core.errors import expected
 
@@ -67,6 +67,8 @@ def _fits(value: object, annotation: Any) -> bool:
     if origin is dict:
         kinds = parts or (Any, Any)
         return isinstance(value, dict) and all(all(map(_fits, pair, kinds)) for pair in value.items())
+    if origin is Literal:
+        return value in parts
     return origin is Any or not isinstance(origin, type) or isinstance(value, origin)
 
 

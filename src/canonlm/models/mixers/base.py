@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
 
 import torch
 import torch.distributed as dist
@@ -67,6 +67,15 @@ class Options:
 
     check_positive = check_positive
     check_divides = check_divides
+
+
+def types_of(options: type[Options]) -> dict[str, Any]:
+    """The type of each option. In a file with `from __future__ import annotations`, its field has only the text."""
+    try:
+        types = get_type_hints(options)
+    except Exception:  # a name that only type checkers import, say: these options are not checked
+        types = {}
+    return {key: types.get(key, field.type) for key, field in options.__dataclass_fields__.items()}
 
 
 class Mixer(nn.Module):
