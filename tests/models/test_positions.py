@@ -1,4 +1,4 @@
-"""ALiBi, hard ALiBi and rotations in some heads, against attention computed key by key."""
+"""ALiBi, rotations in some heads, windows, sinks and the gate, against attention computed key by key."""
 
 import pytest
 import torch
@@ -14,6 +14,9 @@ KINDS = {
     "hard": {"alibi": "hard"},
     "some heads": {"rope_heads": 2, "rope_dim": 4},
     "alibi and rope": {"alibi": "alibi", "rope_heads": 2, "rope_dim": 6},
+    "gate and sink": {"attention_gate": True, "attention_sink": True, "rope_dim": 0},
+    "window of two": {"sliding_window": 2},
+    "window in one layer": {"sliding_window": 5, "sliding_layers": [True, False], "attention_sink": True},
 }
 DOC_IDS = torch.tensor([[4, 4, 4, 2, 2, 2, 9, 4, 4, 4, 4, 4], [1] * 12])
 LEFT = (torch.arange(12) >= torch.tensor([[0], [5]])).long()
@@ -49,14 +52,17 @@ def document_by_definition(attention, x_TD):
             q, k = rotated(q, range(time), config), rotated(k, range(time), config)
         rows = []
         for t in range(time):
-            nearest = head + 1 if config.alibi == "hard" and head < heads // 2 else time
+            nearest = head + 1 if config.alibi == "hard" and head < heads // 2 else attention.window or time
             seen = range(max(0, t + 1 - nearest), t + 1)
             scores = torch.stack([q[t] @ k[s] / config.head_dim**0.5 for s in seen])
             if config.alibi == "alibi":
                 scores = scores - torch.tensor([2 ** (-8 * (head + 1) / heads) * (t - s) for s in seen])
-            rows.append(sum(p * v[s] for p, s in zip(scores.softmax(0), seen, strict=True)))
+            if config.attention_sink:  # a score that takes its share and has no value
+                scores = torch.cat([scores, attention.sinks[head, None]])
+            rows.append(sum(p * v[s] for p, s in zip(scores.softmax(0), seen, strict=False)))
         outputs.append(torch.stack(rows))
-    return attention.o_proj(torch.cat(outputs, dim=1))
+    gate = attention.g_proj(x_TD).sigmoid() if config.attention_gate else 1
+    return attention.o_proj(torch.cat(outputs, dim=1) * gate)
 
 
 def documents(time, attention_mask=None, doc_ids=None):
@@ -80,19 +86,21 @@ def documents(time, attention_mask=None, doc_ids=None):
 def test_attention_equals_its_definition(small_model, kind, inputs, kernel):
     # Eager attention has a float32 softmax, whatever comes in.
     dtype, close = (torch.float64, 1e-10) if kernel == "sdpa" else (torch.float32, 1e-4)
-    model = small_model(dtype, num_hidden_layers=1, **KINDS[kind])
+    model = small_model(dtype, num_hidden_layers=len(KINDS[kind].get("sliding_layers", [0])), **KINDS[kind])
     model.set_attn_implementation(kernel)
-    attention, seen = model.model.layers[0].self_attn, {}
-    attention.register_forward_hook(lambda module, args, output: seen.update(x=args[0], y=output[0]))
+    calls = []
+    for layer in model.model.layers:
+        layer.self_attn.register_forward_hook(lambda *call: calls.append(call))
     model(ids(2, 12), **INPUTS[inputs])
     places = list(documents(12, **INPUTS[inputs]))
-    got = torch.cat([seen["y"][row, columns] for row, columns in places])
-    weights = torch.randn_like(got)
-    gradients = torch.autograd.grad((got * weights).sum(), [seen["x"], *attention.parameters()])
-    attention, x = attention.double(), seen["x"].detach().double().requires_grad_()
-    expected = torch.cat([document_by_definition(attention, x[row, columns]) for row, columns in places])
-    expected_gradients = torch.autograd.grad((expected * weights).sum(), [x, *attention.parameters()])
-    assert_close((got, gradients), (expected, expected_gradients), atol=close, rtol=close, check_dtype=False)
+    for attention, (x, *_), (y, *_) in calls:
+        got = torch.cat([y[row, columns] for row, columns in places])
+        weights = torch.randn_like(got)
+        gradients = torch.autograd.grad((got * weights).sum(), [x, *attention.parameters()], retain_graph=True)
+        attention, x = attention.double(), x.detach().double().requires_grad_()
+        expected = torch.cat([document_by_definition(attention, x[row, columns]) for row, columns in places])
+        expected_gradients = torch.autograd.grad((expected * weights).sum(), [x, *attention.parameters()])
+        assert_close((got, gradients), (expected, expected_gradients), atol=close, rtol=close, check_dtype=False)
 
 
 @pytest.mark.parametrize("kind", ["alibi", "hard"])
