@@ -73,10 +73,10 @@ def check(run, outputs):
         assert_close(run(ids), outputs(ids), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["gla", "experts"])
 @torch.no_grad()
-def test_a_program_of_any_length_equals_the_model(name):
-    outputs, program = example(name)
+def test_a_program_of_any_length_equals_the_model():
+    """And so do its states; a program with experts is below."""
+    outputs, program = example("gla")
     check(program.module(), outputs)
 
 

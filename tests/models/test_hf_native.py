@@ -197,9 +197,6 @@ def test_hidden_states_and_attentions_on_request(model, family):
     assert all(weights.shape == (2, 4, 18, 18) for weights in output.attentions)
 
 
-# Generation
-
-
 # Training
 
 
