@@ -89,9 +89,10 @@ def evaluation(dataset, size=100, rows=3, world=None, isolate=False):
     return TextEval(sets, size, rows, world or World(CPU), seq_len=SEQ_LEN, isolate_documents=isolate)
 
 
-@pytest.mark.parametrize("isolate", [False, True])
-@pytest.mark.parametrize("z_loss", [None, "logsumexp", "squared_nll"])
-@pytest.mark.parametrize("size", [1, 4, 100])
+@pytest.mark.parametrize(
+    ("isolate", "z_loss", "size"),
+    [(False, None, 1), (True, "logsumexp", 4), (False, "squared_nll", 100), (True, None, 100)],
+)
 def test_equals_documents_read_alone(documents, dataset, isolate, z_loss, size):
     made = model(z_loss=z_loss, z_loss_weight=0.1)
     windows = min(size, (sum(map(len, documents)) - 1) // SEQ_LEN)
