@@ -5,10 +5,10 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from capo_folders import write_pools
 
 from canonlm import tasks
 from canonlm.tasks.capo.bits import bits
-from canonlm.tasks.capo.pools import FILES
 
 SIZES = (400, 400, 1000, 200, 300, 100, 263)
 LOG2_N0, LOG2_S0 = 27.2535, 47.5916  # of these sizes, as published
@@ -98,9 +98,7 @@ def test_a_guessing_model_holds_no_bits():
 
 
 def test_sizes_are_those_of_the_pools(tmp_path):
-    for name in FILES:
-        lines = "A; X\nB; X\nC; Y\n" if name == "company" else "One\nTwo\n"
-        (tmp_path / f"{name}.txt").write_text(lines)
+    write_pools(tmp_path, "One\nTwo\n", company="A; X\nB; X\nC; Y\n")
     task = tasks.get("capo", N=8, pools=str(tmp_path))
     log2_s0 = math.log2(2 * (12 * 28 * 200) * 2 * 2 * 2 * 3)
     assert task.bits(math.log(8), 0.0).per_person == pytest.approx(log2_s0, abs=1e-9)

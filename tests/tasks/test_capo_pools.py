@@ -2,12 +2,12 @@
 
 import re
 from itertools import chain
-from pathlib import Path
 
 import pytest
+from capo_folders import write_pools
 from refusals import refused
 
-from canonlm.tasks.capo.pools import FILES, load
+from canonlm.tasks.capo.pools import load
 
 
 def test_our_entries_are_distinct_plain_and_unambiguous_in_a_text():
@@ -77,7 +77,5 @@ def test_a_bad_folder_is_refused_in_one_line(folder, name, content, complaint):
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    for name in FILES:
-        (tmp_path / f"{name}.txt").write_text("Only; One\n" if name == "company" else "Only\n")
-    return tmp_path
+def folder(tmp_path):
+    return write_pools(tmp_path, company="Only; One\n")

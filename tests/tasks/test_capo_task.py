@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from capo_folders import write_pools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused
@@ -12,10 +13,13 @@ from canonlm import tasks
 from canonlm.models.build import build
 from canonlm.models.interface import Sizes
 from canonlm.tasks.capo.people import person
-from canonlm.tasks.capo.pools import ATTRIBUTES, FILES
+from canonlm.tasks.capo.pools import ATTRIBUTES
 
 FIXED = settings(max_examples=40)
 SEED = st.integers(0, 2**40)
+VARIANTS = st.fixed_dictionaries(
+    {"variant": st.sampled_from(["fresh", "single"]), "permute": st.booleans(), "fullname": st.booleans()}
+)
 
 
 def capo(**spec):
@@ -23,9 +27,9 @@ def capo(**spec):
 
 
 @FIXED
-@given(SEED, st.sampled_from(["train", "valid", "test"]), st.integers(0, 200), st.integers(0, 9), st.booleans())
-def test_samples_state_the_facts_of_the_person(seed, split, index, j, fullname):
-    task = capo(fullname=fullname)
+@given(SEED, st.sampled_from(["train", "valid", "test"]), st.integers(0, 200), st.integers(0, 9), VARIANTS)
+def test_samples_state_the_facts_of_the_person(seed, split, index, j, variant):
+    task = capo(**variant)
     sample = task.sample(split, seed, index, j)
     who = person(seed, index % 40, task.text.pools)
     facts = {key: value for key, value in sample.meta.items() if key != "queries"}
@@ -221,8 +225,7 @@ def test_indices_beyond_the_last_person():
 
 
 def test_user_provided_pools(tmp_path):
-    for file in FILES:
-        (tmp_path / f"{file}.txt").write_text("Café Olé; B\r\nC; D\r\n" if file == "company" else "Ann\r\nBo\r\n")
+    write_pools(tmp_path, "Ann\r\nBo\r\n", company="Café Olé; B\r\nC; D\r\n")
     task = tasks.get("capo", N=8, pools=str(tmp_path))
     with refused("capo.N: expected at most 8 people (the pools have 2 x 2 x 2 names), got 40"):
         tasks.get("capo", N=40, pools=str(tmp_path))

@@ -4,13 +4,14 @@ import logging
 
 import numpy as np
 import pytest
+from capo_folders import write_pools
 from refusals import refused
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from canonlm import tasks
 from canonlm.tasks.capo import tokens as capo_tokens
 from canonlm.tasks.capo import train_tokenizer
-from canonlm.tasks.capo.pools import ATTRIBUTES, DAYS, FILES, MONTHS, YEARS
+from canonlm.tasks.capo.pools import ATTRIBUTES, DAYS, MONTHS, YEARS
 from canonlm.tasks.capo.templates import QUESTIONS, TEMPLATES
 from canonlm.tasks.capo.tokens import AFTER, ASK, ASKED, BETWEEN, DAY, FIRST, LAST, MIDDLE, MONTH, PRONOUN, VALUE, YEAR
 
@@ -128,12 +129,8 @@ def trained(tmp_path, extra=(), model=None, pre=None, normalizer=None, decoder=N
 
 def few_pools(folder, companies="Acme Inc.; Oslo\nBolt; Rome\n"):
     """2 x 2 x 2 names and a few values, one company with a period."""
-    entries = {"first_name": "Ann Bo", "middle_name": "Cy Di", "last_name": "Eck Foe", "field": "Law Art"}
-    folder.mkdir()
-    for name in FILES:
-        lines = companies if name == "company" else "\n".join(entries.get(name, "Oslo Rome").split()) + "\n"
-        (folder / f"{name}.txt").write_text(lines, encoding="utf-8")
-    return folder
+    names = {"first_name": "Ann\nBo\n", "middle_name": "Cy\nDi\n", "last_name": "Eck\nFoe\n"}
+    return write_pools(folder, "Oslo\nRome\n", field="Law\nArt\n", company=companies, **names)
 
 
 def documents(task):

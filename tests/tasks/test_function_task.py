@@ -1,12 +1,11 @@
 """A task as one function: the one in the docs trains and equals the class beside it; mistakes are one line."""
 
 import json
-import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 from refusals import refused
+from task_of_the_docs import CLASS, FUNCTION
 
 from canonlm import tasks
 from canonlm.cli import main
@@ -18,8 +17,6 @@ from canonlm.tasks.tally import Tally
 from canonlm.train.config import resolve
 from canonlm.train.load_config import merge
 
-PAGE = (Path(__file__).parents[2] / "docs" / "add-a-task.md").read_text(encoding="utf-8")
-FUNCTION, CLASS = re.findall(r"```py\n(.*?)```", PAGE, re.S)[:2]
 HEAD = "import numpy as np\nfrom canonlm.tasks import Answer, Instance, Scale, task\n"
 
 

@@ -41,17 +41,6 @@ def test_every_tree_follows_the_rules(grammar, split, seed, index, j):
     assert grammar.contains(tree.tokens)
 
 
-def test_by_hand():
-    """One alternative each: a tree with no choice. S → x y, x → u, y → u u, u → 1 2."""
-    rules = ((((0, 1),),), (((0,),), ((0, 0),)), (((0, 1),),))
-    tree = Grammar("hand", (1, 2, 1, 2), rules).sample("train", 0, 0)
-    assert tree.tokens.tolist() == [1, 2, 1, 2, 1, 2]
-    assert tree.labels.tolist() == [[0, 0, 0], [0, 0, 0], [0, 1, 0], [0, 1, 0], [0, 1, 0], [0, 1, 0]]
-    assert tree.ordinals.tolist() == [[0, 0, 0], [0, 0, 0], [0, 1, 1], [0, 1, 1], [0, 1, 2], [0, 1, 2]]
-    assert tree.boundaries.tolist() == [[False, i == 1, i % 2 == 1] for i in range(5)] + [[True] * 3]
-    assert tree.nodes(1) == [(0, 0, 2), (1, 2, 6)]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["cfg3f", "cfg3h", "cfg3e2"])
 def test_every_alternative_is_equally_likely(name, fits):
@@ -83,15 +72,3 @@ def test_sentences_follow_their_exact_distribution(split, documents, fits, tmp_p
     observed = Counter("".join(map(str, doc[1:])) for doc in documents(task, split, 20_000))
     assert set(observed) == set(distribution)
     fits([observed[string] for string in distribution], [float(p) for p in distribution.values()])
-
-
-@pytest.mark.parametrize("name", ["cfg3f", "cfg3j"])
-def test_lengths_follow_their_exact_distribution(name, documents):
-    task = tasks.get("lano", grammar=name)
-    lengths = np.array([len(doc) - 1 for doc in documents(task, "train", 10_000)])
-    grammar = task.grammar
-    assert lengths.mean() == pytest.approx(grammar.mean_len, abs=4 * grammar.sd_len / 100)
-    assert lengths.std() == pytest.approx(grammar.sd_len, rel=0.04)
-    cumulative = np.cumsum(grammar.length_distribution)
-    worst = max(abs((lengths <= n).mean() - cumulative[n]) for n in range(grammar.max_len + 1))
-    assert worst < 2.2 / 100  # Kolmogorov: exceeded once in 8,000 times

@@ -207,16 +207,6 @@ def test_no_sentences(tiny, tokens, line):
             tiny.from_original(tokens[1:])
 
 
-def test_only_sentences_are_read(tiny):
-    for n in range(1, 7):
-        for string in product((1, 2), repeat=n):
-            if string in SENTENCES:
-                assert tiny.read([0, *string]).meta["n"] == n
-            else:
-                with pytest.raises(ValueError, match="position"):
-                    tiny.read([0, *string])
-
-
 def test_bad_grammars_are_one_line(tmp_path):
     (tmp_path / "bad.txt").write_text("root = a a\na = 1\nb = 1\n")
     for grammar, line in (

@@ -84,11 +84,14 @@ def test_by_hand():
     sample = task.from_original(ids)
     assert task.vocab.show(sample) == "bos' len2 -' * 3 5 20 ans2' 18"
     assert sample.meta["value"] == 18
+    assert task.explain(sample, sample.queries[0]) == "(3 * 5) - 20 = 18 modulo 23"
     assert task.to_original(sample) == ids
     plain = tasks.get("mano", synonyms=False)
     assert plain.vocab.show(plain.from_original([9999, 10, 2, 5000, 5001, 14, 5022])) == "bos len1 - 0 1 ans1 22"
     divide = tasks.get("mano", ops="d", modulus=7, L=1)  # 3 / 5 = 3 * 3 = 2 mod 7
-    assert divide.from_original([9999, 10, 4, 5003, 5005, 14, 5002]).meta["value"] == 2
+    sample = divide.from_original([9999, 10, 4, 5003, 5005, 14, 5002])
+    assert sample.meta["value"] == 2
+    assert divide.explain(sample, sample.queries[0]) == "3 / 5 = 2 modulo 7"
 
 
 @pytest.mark.slow
@@ -202,12 +205,3 @@ def test_the_explanation_is_true(spec, seed):
     assert value == f"{sample.meta['value']} modulo {task.spec.modulus}"
     assert eval(formula) % task.spec.modulus == sample.meta["value"]
     assert sum(formula.count(sign) for sign in "+-*") == sample.meta["l"]
-
-
-def test_explanations():
-    task = tasks.get("mano")
-    sample = task.from_original([9998, 20, 6, 3, 5003, 5005, 5020, 25, 5018])
-    assert task.explain(sample, sample.queries[0]) == "(3 * 5) - 20 = 18 modulo 23"
-    divide = tasks.get("mano", ops="d", modulus=7, L=1)
-    sample = divide.from_original([9999, 10, 4, 5003, 5005, 14, 5002])
-    assert divide.explain(sample, sample.queries[0]) == "3 / 5 = 2 modulo 7"

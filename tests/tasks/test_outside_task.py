@@ -2,15 +2,14 @@
 
 import json
 import pickle
-import re
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 from refusals import refused
+from task_of_the_docs import CLASS, FUNCTION
 
 from canonlm import tasks
 from canonlm.core import user_code
@@ -20,13 +19,6 @@ from canonlm.train import evals
 from canonlm.train.config import resolve
 from canonlm.train.load_config import merge
 
-PAGE = Path(__file__).parents[2] / "docs" / "add-a-task.md"
-(MINE,) = [
-    block for block in re.findall(r"```py\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S) if "class Parity" in block
-]
-(FUNCTION,) = [
-    block for block in re.findall(r"```py\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S) if "@task(" in block
-]
 HEAD = "from canonlm.tasks import Instance, Query, Task, Vocab\n"
 BARE = (
     HEAD
@@ -44,7 +36,7 @@ class Bare(Task):
 @pytest.fixture(autouse=True)
 def mine(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(MINE, encoding="utf-8")
+    (tmp_path / "mine.py").write_text(CLASS, encoding="utf-8")
     return tmp_path / "mine.py"
 
 
@@ -139,7 +131,7 @@ def test_files_with_one_name_do_not_interfere(tmp_path, mine):
     first = user_code.load("mine.py:Parity")
     assert (first.file, first.name, len(first.sha256)) == (mine, "Parity", 64)
     assert user_code.load("mine.py:Parity").object is first.object
-    mine.write_text(MINE.replace("Field(16", "Field(17"))
+    mine.write_text(CLASS.replace("Field(16", "Field(17"))
     changed = user_code.load("mine.py:Parity")
     assert changed.sha256 != first.sha256
     assert (tasks.get("mine.py:Parity").spec.bits, first.object.Spec().bits) == (17, 16)
@@ -147,7 +139,7 @@ def test_files_with_one_name_do_not_interfere(tmp_path, mine):
 
 def test_another_process_runs_the_file_again(mine):
     """As the workers of a loader do under "spawn". The class `Own` has the settings of its base."""
-    mine.write_text(MINE + "class Own(Parity): pass\n" + FUNCTION)
+    mine.write_text(CLASS + "class Own(Parity): pass\n" + FUNCTION)
     made = [tasks.get(f"mine.py:{name}", bits=9) for name in ("Parity", "Own", "parity")]
     expected = [task.windows("test", 0, 0, 2, seq_len=40).input_ids.tolist() for task in made]
     code = "import pickle, sys\nfor task in pickle.load(sys.stdin.buffer):"
@@ -208,7 +200,7 @@ def test_custom_presets_and_difficulties(mine):
     difficulties = {"long": {"bits": 99}}
     presets = {"tiny": {"lrs": [0.5], "run": {"train": {"steps": 7}}}}
 """
-    mine.write_text(MINE + own)
+    mine.write_text(CLASS + own)
     preset = load_preset("mine.py:Parity", "tiny")
     assert (preset.lrs, preset.run["train"]["steps"], preset.run["train"]["batch_size"]) == ((0.5,), 7, 64)
     long = load_preset("mine.py:Parity", "paper", "long")

@@ -20,32 +20,21 @@ LOSS = st.sampled_from(["answer", "all", None])
 
 @EACH
 @FEW
-@given(SPLIT, SEED, st.integers(0, 2**62), st.integers(1, 300), LOSS)
-def test_a_window_is_its_samples_one_after_the_other(task, split, seed, w, seq_len, loss_on):
-    window = task.windows(split, seed, w, 1, seq_len=seq_len, loss_on=loss_on)
-    parts, j = [], 0
-    while sum(len(part.tokens) for part in parts) < seq_len:
-        parts.append(task.sample(split, seed, w, j, loss_on=loss_on))
-        j += 1
-    for row, expected in (
-        (window.input_ids, [part.tokens for part in parts]),
-        (window.labels, [part.labels for part in parts]),
-        (window.doc_ids, [np.full(len(part.tokens), i) for i, part in enumerate(parts)]),
-    ):
-        assert row.dtype == np.int32
-        assert row.flags.c_contiguous
-        np.testing.assert_array_equal(row[0], np.concatenate(expected)[:seq_len])
-
-
-@EACH
-@FEW
-@given(SPLIT, SEED, st.integers(0, 1000), st.integers(0, 6), st.integers(0, 6))
-def test_chunking_does_not_matter(task, split, seed, start, a, b):
-    full = task.windows(split, seed, start, a + b, seq_len=50)
-    left = task.windows(split, seed, start, a, seq_len=50)
-    right = task.windows(split, seed, start + a, b, seq_len=50)
-    for row, parts in zip(full, zip(left, right, strict=True), strict=True):
-        np.testing.assert_array_equal(row, np.concatenate(parts))
+@given(SPLIT, SEED, st.integers(0, 2**62), st.integers(0, 3), st.integers(1, 150), LOSS)
+def test_windows_are_their_samples_one_after_the_other(task, split, seed, start, count, seq_len, loss_on):
+    """Each alone, wherever reading starts and whatever was drawn before it."""
+    windows = task.windows(split, seed, start, count, seq_len=seq_len, loss_on=loss_on)
+    for part in windows:
+        assert (part.shape, part.dtype, part.flags.c_contiguous) == ((count, seq_len), np.int32, True)
+    for row in range(count):
+        parts, j = [], 0
+        while sum(len(part.tokens) for part in parts) < seq_len:
+            parts.append(task.sample(split, seed, start + row, j, loss_on=loss_on))
+            j += 1
+        numbers = [np.full(len(part.tokens), i) for i, part in enumerate(parts)]
+        expected = [part.tokens for part in parts], [part.labels for part in parts], numbers
+        for got, pieces in zip(windows, expected, strict=True):
+            np.testing.assert_array_equal(got[row], np.concatenate(pieces)[:seq_len])
 
 
 @EACH

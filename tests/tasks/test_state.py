@@ -171,14 +171,6 @@ def test_chance_is_the_share_of_the_likeliest_product(name):
     assert tasks.get("state", group=name).chance({"n": 9}) == 1 / group(name).order
 
 
-def test_z2_asks_what_parity_asks():
-    task, parity = tasks.get("state", group="Z2", N=12), tasks.get("parity", N=12)
-    assert task.slices() == parity.slices()
-    for index in range(50):
-        word = task.vocab.show(task.sample("test", 0, index)).split()
-        assert word[-1] == f"g{word[1:-2].count('g1') % 2}"
-
-
 def test_one_answer_at_every_position():
     task = tasks.get("state", group="Z3", answers="every", N=4, test_lengths=[2, 6])
     sample = task.read([0, 3, 3, 4, 1])
