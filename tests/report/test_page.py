@@ -216,6 +216,24 @@ def test_bytes_of_state_are_a_column_an_axis_and_a_measurement(tmp_path):
     assert dict(frame.select("arch", "state_bytes").unique().iter_rows()) == states
 
 
+def test_a_model_may_have_no_parameters_and_no_state(tmp_path):
+    for arch in ("llama", "mine.py:Fixed"):
+        write_run(tmp_path / arch, arch=arch, params=0, state=0, evals=[evaluation(100, {("k", 1): (40, 100)})])
+    assert "mine.py:Fixed − llama" in visible_text(page_of(tmp_path))
+
+
+def test_the_title_keeps_the_name_of_a_file(tmp_path):
+    write_run(tmp_path / "a", task={"name": "mine.py:Own"}, evals=[evaluation(100, {("k", 1): (40, 100)})])
+    assert embedded_json(page_of(tmp_path))["title"] == "mine.py:Own, tiny: llama"
+
+
+def test_the_small_print_of_two_runs_is_explained(tmp_path):
+    rows = {"llama": 2, "llama+canon": 3}
+    write_runs(tmp_path, {arch: [evaluation(9, {("k", 1): (n, 9)}) for n in range(3)][:n] for arch, n in rows.items()})
+    note = "Small: 95% intervals over seeds; the values of both runs where there are two."
+    assert note in visible_text(page_of(tmp_path))
+
+
 def test_states_that_are_nearly_equal_have_no_chart(tmp_path):
     for arch, state in {"llama": 16_896, "llama+canon=A": 17_408}.items():
         write_run(tmp_path / arch, arch=arch, evals=[evaluation(100, {("k", 1): (40, 100)})], state=state)

@@ -159,7 +159,9 @@ def test_nothing_finished(tmp_path):
     (only,) = summarise(grid(tmp_path, [("llama", 0.1, 0, 50, 50, False)]))
     assert only.best is None
     assert only.tokens_per_s is None
-    assert fairness([only]) == ["Fewer than 3 learning rates were tried: they may suit one architecture by luck."]
+    assert fairness([only]) == ["Fewer than 3 learning rates were tried: another one may do better."]
+    more = "Fewer than 3 learning rates were tried: they may suit one architecture by luck."
+    assert fairness(summarise(grid(tmp_path / "two", [(arch, 0.1, 1, 50, 50, False) for arch in ("a", "b")]))) == [more]
 
 
 def test_different_seeds_are_not_paired(tmp_path):

@@ -6,7 +6,7 @@ import math
 import polars as pl
 import pytest
 from folders import evaluation, text_evaluation, write_run, write_text_run
-from reading import charts, numbers, page_of, printed, visible_text
+from reading import charts, numbers, page_of, printed, tables, visible_text
 from test_page import NASTY, Page
 
 from canonlm.experiments.published.runs import runs_curves, runs_frame, settings
@@ -87,14 +87,25 @@ def test_the_tables(tmp_path):
     line = next(line for line in text.splitlines() if "gla5+canon" in line)
     assert [part.strip() for part in line.strip("│ ").split("│")] == [
         "gla5+canon", "2L64D", "0.001", "0", "4.1 M", "2.250", "0.700", "–", "–", "2.125",
-        "unfinished at step 250 of 900"]  # fmt: skip
-    assert text.count("at step 200") == 2  # below them
+        "unfinished"]  # fmt: skip
+    below = [part.split() for line in text.splitlines() for part in line.split("│") if part.strip()[:7] == "at step"]
+    assert below == [["at", "step", "200"]] * 2 + [["at", "step", "250", "of", "900"]]
     page = page_of(tmp_path)
     words = visible_text(page)
     assert "Pretraining on text: web" in words
     assert "accuracy" not in words
     assert "going: unfinished at step 250 of 900" in words
     assert "not in the averages" not in words
+
+
+def test_the_loss_of_the_answer_is_in_the_table(tmp_path):
+    for seed, code in enumerate((1.0, 1.5)):
+        evals = [text_evaluation(100, {"web": (2.0, 0.5, 300), "code": (code, 0.25, 100)})]
+        write_text_run(tmp_path / "runs" / str(seed), seed=seed, evals=evals)
+    page = page_of(tmp_path)
+    assert "Loss on held-out text: llama 1.812 (2 runs)." in visible_text(page)
+    [ranking] = [rows for rows in tables(page) if "loss (all sets)" in rows[0]]
+    assert ranking[1][ranking[0].index("loss (all sets)")] == "1.812\n1.750, 1.875"
 
 
 @pytest.mark.slow

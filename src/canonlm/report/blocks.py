@@ -13,6 +13,7 @@ from typing import Any
 
 from canonlm.report.format import Quantity, count_of, hint_of, percent, small_of, span
 from canonlm.report.theme import COLORS, DARK, FONT, Look
+from canonlm.runs.load import Run
 from canonlm.runs.rows import Evaluation
 from canonlm.runs.seed_statistics import SEEDS_OF_INTERVAL, Spread
 from canonlm.runs.summary import Difference, wilson
@@ -78,6 +79,12 @@ def difference_cell(difference: Difference | None, quantity: Quantity, pairs: in
     low, high = quantity.gap(min(difference.values)), quantity.gap(max(difference.values))
     hint = f"{count} of runs" + (f", from {low} to {high}" if low != high else "")
     return cell(quantity.gap(difference.mean), f"{small}, {count}" if difference.pairs != pairs else small, hint)
+
+
+def state_cell(run: Run) -> Cell:
+    """`finished`, or `unfinished` with the step below."""
+    state, _, step = run.state.partition(" ")
+    return cell(state, step)
 
 
 def value_cell(row: Evaluation | None, key: str, quantity: Quantity) -> Cell:

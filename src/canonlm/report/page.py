@@ -81,7 +81,8 @@ def title_of(play: Play) -> str:
 
 def _task(heading: str, runs: Sequence[Run]) -> str:
     presets = {str(run.config.get("preset") or "") for run in runs} - {""}
-    return ", ".join([sentence(heading), *(presets if len(presets) == 1 else ())])
+    named = heading if ".py:" in heading else sentence(heading)  # a file of the user keeps its name
+    return ", ".join([named, *(presets if len(presets) == 1 else ())])
 
 
 def _facts(play: Play) -> list[str]:

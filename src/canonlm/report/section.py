@@ -7,7 +7,18 @@ has a chart and a table.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from canonlm.report.blocks import Block, Cell, caveat, chart, difference_cell, fold, spread_cell, table, value_cell
+from canonlm.report.blocks import (
+    Block,
+    Cell,
+    caveat,
+    chart,
+    difference_cell,
+    fold,
+    spread_cell,
+    state_cell,
+    table,
+    value_cell,
+)
 from canonlm.report.charts import final_chart, learning_curves, loss_curves, size_curves, unfinished_curves
 from canonlm.report.format import count_of, listed, percent, quantity, scale_words, score_label, sentence
 from canonlm.report.play import Section
@@ -45,9 +56,9 @@ CURVES = "Thin lines: single runs. Bold lines: their mean. A click on a name hid
 GAPS = (
     "The mean of the differences between runs with the same seed, each architecture at its best rate; accuracies in "
     "percentage points. Small: the 95% interval of the difference of means, for three seeds or more. Each interval "
-    "is for one column: of twenty columns without any difference, about one would seem to have one. The verdict takes "
-    "that into account."
+    "is for one column: of twenty columns without any difference, about one would seem to have one."
 )
+GAPS_OF_VERDICT = " The verdict takes that into account."
 
 
 def section_blocks(section: Section, number: int) -> list[Block]:
@@ -133,8 +144,10 @@ def ranking(archs: Sequence[Architecture], keys: Sequence[str], chance: Mapping[
         marks.append("aside")
     labels = [quantity(task, key).label for key in keys]
     head = ["architecture", *labels, "learning rate", "runs", "parameters", *["bytes of state"] * counted, "tokens/s"]
-    seeds = max((a.best.repeats for a in archs if a.best), default=0)
-    small = {0: "", 1: "", 2: " Small: the values of both runs."}.get(seeds, " Small: 95% intervals over seeds.")
+    seeds = {a.best.repeats for a in archs if a.best}
+    both = "the values of both runs" + (" where there are two" if max(seeds, default=0) > 2 else "")
+    parts = ["95% intervals over seeds"] * (max(seeds, default=0) > 2) + [both] * (2 in seeds)
+    small = f" Small: {'; '.join(parts)}." if parts else ""
     steps = {run.result.steps for a in archs if a.best for run in a.best.runs if run.result}
     when = f"After {count_of(steps.pop(), 'training step')}" if len(steps) == 1 else "At the end of training"
     note = f"{when}, each architecture at its best learning rate.{small}"
@@ -164,7 +177,7 @@ def _charts(archs: Sequence[Architecture], section: Section, number: int) -> lis
             charts.insert(0 if beyond else 1, drawn)
     if measures:
         described = (quantity(section.task, key) for key in measures)
-        about = [f"{sentence(q.label)}: {q.about}" for q in described if q.about]
+        about = ["Measures during training.", *(f"{sentence(q.label)}: {q.about}" for q in described if q.about)]
         finished = [run for a in archs if a.best for run in a.best.runs]
         if any(summary.at_most(run, key) is not None for key in measures for run in finished):
             about.append("The dashed line is the maximum: everything stored. Far above the curves, it is left out.")
@@ -223,7 +236,8 @@ def _differences(archs: Sequence[Architecture]) -> list[Block]:
         for title, pairs, gaps in _gaps(archs)
     ]
     head = ["difference", *(column.label for column in columns.values()), "pairs"]
-    return [table(head, rows), {"note": GAPS}] if rows else []
+    judged = sum(a.best is not None for a in archs) <= FEW
+    return [table(head, rows), {"note": GAPS + GAPS_OF_VERDICT * judged}] if rows else []
 
 
 def _scales(archs: Sequence[Architecture], section: Section, number: int) -> list[Block]:
@@ -284,7 +298,7 @@ def _all_tables(archs: Sequence[Architecture], section: Section) -> list[Block]:
     for run in section.runs:
         row = run.result.final if run.result else run.evals[-1] if run.evals else None
         values = [value_cell(row, key, column) for key, column in columns.items()]
-        runs.append([run.name, group_of[run.name].name, f"{run.lr:g}", str(run.seed), *values, run.state])
+        runs.append([run.name, group_of[run.name].name, f"{run.lr:g}", str(run.seed), *values, state_cell(run)])
     labels = (column.label for column in columns.values())
     of_runs = table(["run", "architecture", "learning rate", "seed", *labels, "state"], runs)
     several = sum(len(a.rates) for a in archs) > len(archs)

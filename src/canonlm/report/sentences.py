@@ -12,6 +12,7 @@ from canonlm.runs.summary import Architecture, Rate, compared
 from canonlm.runs.task_info import TaskInfo
 
 FEW = 3  # architectures that can be compared in sentences; for more, tables are clearer
+MAX_NAMED = 6  # architectures with their means in a sentence
 
 
 def verdict(architectures: Sequence[Architecture]) -> str:
@@ -41,8 +42,11 @@ def _ranked(bests: Sequence[Rate], task: TaskInfo, score: str) -> str:
     """Means alone, with no claim that their order is more than luck."""
     what = quantity(task, score).label if score else "averaged over question types"
     ordered = sorted(bests, key=lambda best: -best.mean if best.mean is not None else 0.0)
-    means = [f"{best.arch} {'–' if best.mean is None else quantity(task, score).say(best.mean)}" for best in ordered]
-    runs = counts_of([(best.arch, best.score.runs) for best in ordered if best.score], "run")
+    shown = ordered[: MAX_NAMED if len(ordered) > MAX_NAMED + 1 else None]
+    means = [f"{best.arch} {'–' if best.mean is None else quantity(task, score).say(best.mean)}" for best in shown]
+    others = len(ordered) - len(shown)
+    means += [f"{others} others below"] if others else []
+    runs = counts_of([(best.arch, best.score.runs) for best in shown if best.score], "run")
     return f"{what}, {runs}: {listed(means)}"
 
 

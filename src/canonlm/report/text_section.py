@@ -6,7 +6,7 @@ There is no accuracy, because a text has no questions with one right answer.
 import math
 from collections.abc import Sequence
 
-from canonlm.report.blocks import Block, Cell, caveat, cell, chart, fold, spread_cell, table
+from canonlm.report.blocks import Block, Cell, caveat, cell, chart, fold, spread_cell, state_cell, table
 from canonlm.report.charts import series_of, steps_axis
 from canonlm.report.format import Quantity, count_of, listed, percent, points
 from canonlm.report.play import Section
@@ -96,9 +96,10 @@ def scores_blocks(section: Section) -> list[Block]:
     if not ranked or not _adds_to_runs(section):
         return []
     losses = {name: Quantity(name, say="{:.3f}".format) for name in _loss_columns(section.runs)}
+    mean = [Quantity("loss (all sets)", say="{:.3f}".format)] if len(_set_names(section.runs)) > 1 else []
     years = {name: Quantity(name, percent, points) for run in section.runs for name in section.years.get(run.name, {})}
     rows: list[list[Cell]] = [
-        [rate.arch, f"{rate.lr:g}", str(loss.runs),
+        [rate.arch, f"{rate.lr:g}", str(loss.runs), *(spread_cell(loss, quantity, loss.runs) for quantity in mean),
          *(spread_cell(rate.spread(name), quantity, loss.runs) for name, quantity in losses.items()),
          *(spread_cell(_years(section, rate, name), quantity, loss.runs) for name, quantity in years.items())]
         for rate, loss in ranked
@@ -106,7 +107,7 @@ def scores_blocks(section: Section) -> list[Block]:
     tried = max(sum(rate.score is not None for rate in a.rates) for a in section.architectures)
     best = _number_of_lowest(ranked)
     marks = ["best"] * best if best < len(ranked) else []
-    head = ["architecture", "learning rate", "runs", *losses, *years]
+    head = ["architecture", "learning rate", "runs", *(quantity.label for quantity in mean), *losses, *years]
     return [table(head, rows, marks), {"text": NOTE.format(bias=of_choosing(tried))}]
 
 
@@ -124,7 +125,7 @@ def every_run(section: Section, *, named: bool = True) -> Block:
             *(text.replace(" ", NO_BREAK) if named else text for text in about),
             *("–" if value is None else cell(f"{value:.3f}", early) for value in values),
             f"{run.train[-1].loss:.3f}" if run.train else "–",
-            run.state,
+            state_cell(run),
         ])  # fmt: skip
     about = ["architecture", "size", "learning rate", "seed", "tokens"]
     return table([*(["run"] if named else []), *about, *columns, "training loss", "state"], rows)

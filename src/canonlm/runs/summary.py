@@ -243,7 +243,7 @@ def at_most(run: Run, name: str) -> float | None:
 
 def counterpart(reference: Sequence[Architecture], other: Architecture) -> Architecture:
     """The member of a family at several sizes that is nearest in size to `other`."""
-    if other.parameters is None:
+    if not other.parameters:
         return reference[0]
     size = math.log(other.parameters)
     return min(reference, key=lambda a: abs(math.log(a.parameters) - size) if a.parameters else math.inf)
@@ -276,7 +276,8 @@ def fairness(architectures: Sequence[Architecture]) -> list[str]:
         parts = [f"{arch} {', '.join(f'{lr:g}' for lr in sorted(rates)) or 'none'}" for arch, rates in tried.items()]
         notes.append(f"The architectures did not finish the same learning rates: {'; '.join(parts)}.")
     elif any(len(rates) < MIN_RATES for rates in tried.values()):
-        notes.append(f"Fewer than {MIN_RATES} learning rates were tried: they may suit one architecture by luck.")
+        why = "they may suit one architecture by luck" if len(architectures) > 1 else "another one may do better"
+        notes.append(f"Fewer than {MIN_RATES} learning rates were tried: {why}.")
     bests = [a.best for a in architectures if a.best]
     if len({best.seeds for best in bests}) > 1:
         parts = [f"{best.arch} {', '.join(map(str, best.seeds))}" for best in bests]
