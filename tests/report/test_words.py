@@ -4,7 +4,7 @@ import json
 
 import pytest
 from folders import evaluation, write_run, write_runs
-from reading import printed, visible_text
+from reading import page_of, printed, visible_text
 
 from canonlm import tasks
 from canonlm.core.untrusted import MAX_JSON
@@ -213,6 +213,13 @@ def test_many_architectures_are_only_ranked(tmp_path):
     assert "question types, d 1 run, b 1 run, a 2 runs and c 1 run: d 100%" in verdict(archs)
 
 
+def test_a_sentence_names_a_few_of_many_architectures(tmp_path):
+    write_runs(tmp_path, {f"a{n}": [evaluation(10, {("k", 1): (n, 40)})] for n in range(10, 30)})
+    text = visible_text(page_of(tmp_path))
+    assert "a29 72.5%, a28 70.0%, a27 67.5%, a26 65.0%, a25 62.5%, a24 60.0% and 14 others below; the tables" in text
+    assert "The verdict takes that into account." not in text
+
+
 @pytest.mark.parametrize("name", ["llama+canon", "deltaproduct2-conv{negative_eigenvalues=true}+canon"])
 def test_no_number_is_cut_in_a_terminal(tmp_path, name):
     rows = [evaluation(10, {("k", 1): (90, 100), ("k", 2): (70, 100)})] * 5
@@ -275,6 +282,7 @@ def test_architectures_have_fixed_and_distinct_looks():
     many = looks(["llama", *(f"mine{n}" for n in range(12))])
     assert len(set(many.values())) == 13
     assert all(look.color in DARK for look in many.values())
+    assert len(set(looks([f"mine{n}" for n in range(64)]).values())) == 64
 
 
 def test_curves_are_one_trace_per_run_and_one_mean(tmp_path):

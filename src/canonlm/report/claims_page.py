@@ -25,9 +25,12 @@ READINGS = (
     f"do. Rows with {MARK} have no such first interval, as losses, divergences and bits have no bounds, and published "
     f"tables have three or four numbers: theirs holds if further runs differ as these do."
 )
-LOOKS = {state: Look(color, "solid", "circle", "") for state, color in
-         (("supported", "#009e73"), ("contradicted", "#d55e00"), ("undecided", "#666666"))}  # fmt: skip
-"""The colours of comparisons in the chart."""
+LOOKS = {
+    "supported": Look("#009e73", "solid", "circle", ""),
+    "contradicted": Look("#d55e00", "solid", "square-open", ""),
+    "undecided": Look("#666666", "solid", "diamond", ""),
+}
+"""The looks of comparisons in the chart, by their states."""
 
 LOST = ("6d47b16289e6", "a7f2ace14711")
 """Commits that rows of ours name and no repository has."""

@@ -15,7 +15,7 @@ from canonlm.core.extras import needed
 from canonlm.core.files import make_folder, write_bytes
 
 DASHES: dict[str, Any] = {
-    "solid": "-", "dash": (0, (5, 2.5)), "longdash": (0, (8, 3)), "dashdot": "-.", "longdashdot": (0, (8, 2, 2, 2)),
+    "solid": "-", "dash": (0, (5, 2.5)), "longdash": (0, (8, 3)), "dashdot": "-.",
     "dot": ":",
 }  # fmt: skip
 MARKERS = {"circle": "o", "square": "s", "diamond": "D", "triangle-up": "^", "cross": "P", "x-thin": "x",

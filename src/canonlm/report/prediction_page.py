@@ -22,7 +22,7 @@ SCATTER = (
     "would. Each dot is an architecture; hover for its name."
 )
 CLEAR, OPEN = "interval above 0", "interval not above 0"
-LOOKS = {CLEAR: Look("#009e73", "solid", "circle", ""), OPEN: Look("#666666", "solid", "circle", "")}
+LOOKS = {CLEAR: Look("#009e73", "solid", "circle", ""), OPEN: Look("#666666", "solid", "circle-open", "")}
 
 
 def lines_of(predictions: Sequence[Prediction]) -> list[str]:

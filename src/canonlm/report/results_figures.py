@@ -70,7 +70,8 @@ def _scale(gains: Sequence[tuple[int, float]]) -> float:
 
 
 def _panel(part: Rows) -> dict[str, Any]:
-    texts = [f"{label}\n± {_written(_scale(gains), question)}" for label, question, gains in part]
+    ends = [_written(_scale(gains), question) for _, question, gains in part]
+    texts = [f"{label}\n−{end} to +{end}" for (label, *_), end in zip(part, ends, strict=True)]
     x = {"title": "← worse\u2003\u2003better with Canon layers →", "range": [-1.08, 1.08], "ticks": [[0, "0"]]}
     y = {"ticks": list(enumerate(texts)), "range": [len(part) - 0.5, -0.5], "even": True}
     return {"title": _kind(part[0][1]), "height": 38 * len(part), "x": x, "y": y}

@@ -42,9 +42,14 @@ LOOKS = {
 
 def looks(archs: Sequence[str]) -> dict[str, Look]:
     """The look of each architecture. Known ones always look the same. Others take a free look of their kind (with or
-    without Canon), then any free look, then a used one with another line."""
+    without Canon), then any free look, then the colour of one look with the line and marker of others in turn."""
     free = [name for name in LOOKS if name not in archs]
-    repeats = itertools.cycle(LOOKS.values())
+    mixed = itertools.cycle(
+        replace(look, color=every[(place + shift) % len(every)].color)
+        for every in [[*LOOKS.values()]]
+        for shift in range(1, len(every))
+        for place, look in enumerate(every)
+    )
     chosen = {}
     for arch in dict.fromkeys(archs):
         if arch in LOOKS:
@@ -54,5 +59,5 @@ def looks(archs: Sequence[str]) -> dict[str, Look]:
             free.remove(name)
             chosen[arch] = LOOKS[name]
         else:
-            chosen[arch] = replace(next(repeats), dash="longdashdot", pattern=".")
+            chosen[arch] = next(mixed)
     return chosen

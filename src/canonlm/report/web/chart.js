@@ -228,7 +228,7 @@ function figureOf(chart, off) {
 
 // -- the legend -------------------------------------------------------------------------------------------------------
 
-const DASHES = {solid: "", dash: "7 4", longdash: "11 4", dashdot: "7 3 2 3", longdashdot: "11 3 2 3", dot: "2 3"};
+const DASHES = {solid: "", dash: "7 4", longdash: "11 4", dashdot: "7 3 2 3", dot: "2 3"};
 const GLYPHS = {
   circle: "●",
   diamond: "◆",
@@ -262,23 +262,31 @@ function legend(box, chart, off) {
     const look = lookAt(one);
     const color = shade(look.color);
     const dots = ["dots", "pale", "bar"].includes(one.kind);
-    const glyph = make("b", {style: `color: ${color}`}, GLYPHS[look.symbol] ?? "●");
+    const glyph = GLYPHS[look.symbol] ?? "●";
     const onclick = () => {
       off[off.has(name) ? "delete" : "add"](name);
       drawChart(box, chart);
     };
-    const sample = dots ? glyph : dashes(color, DASHES[one.dash ?? look.dash]);
+    const marked = one.kind === "level" || one.kind === "thin" ? "" : glyph;
+    const sample = dots
+      ? make("b", {style: `color: ${color}`, "aria-hidden": "true"}, glyph)
+      : dashes(color, DASHES[one.dash ?? look.dash], marked);
     return make("button", {type: "button", "aria-pressed": String(!off.has(name)), onclick}, sample, name);
   };
+  const focused = [...bar.children].indexOf(document.activeElement); // a keyboard stays where it is
   bar.replaceChildren(...[...entries].map(buttonOf));
+  bar.children[focused]?.focus();
 }
 
-function dashes(color, pattern) {
-  const [svg, path] = ["svg", "path"].map(tag => document.createElementNS("http://www.w3.org/2000/svg", tag));
-  svg.setAttribute("viewBox", "0 0 30 10");
-  path.setAttribute("d", "M0 5H30");
-  path.setAttribute("stroke-dasharray", pattern);
-  path.style.stroke = color;
-  svg.append(path);
-  return svg;
+// A piece of a line with its marker.
+function dashes(color, pattern, glyph) {
+  const drawn = (tag, attributes, ...children) => {
+    const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+    element.append(...children);
+    return element;
+  };
+  const path = drawn("path", {d: "M0 6H30", "stroke-dasharray": pattern, stroke: color});
+  const marker = drawn("text", {x: 15, y: 10, "font-size": 12, "text-anchor": "middle", fill: color}, glyph);
+  return drawn("svg", {viewBox: "0 0 30 12", "aria-hidden": "true"}, path, marker);
 }

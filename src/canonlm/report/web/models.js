@@ -52,9 +52,12 @@ VIEWS.models = () => {
     showAll();
   };
   const tick = i => {
-    const onchange = () => {
+    const onchange = ({target}) => {
+      const boxes = () => [...at("models-table").querySelectorAll("input")];
+      const place = boxes().indexOf(target);
       seedsOf(i).forEach(one => unticked.add(one));
       showTicked();
+      (boxes()[place] ?? at("ticked")).focus(); // a keyboard stays where it is
     };
     return make("input", {type: "checkbox", checked: true, "aria-label": `show ${nameOf(models[i])}`, onchange});
   };

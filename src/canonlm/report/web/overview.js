@@ -74,7 +74,10 @@ VIEWS.overview = () => {
     height: 38 * part.length,
     x: {title: "←\u00a0worse          better with Canon layers\u00a0→", range: [-1.08, 1.08], ticks: [[0, "0"]]},
     y: {
-      ticks: part.map((row, place) => [place, `${row.label}\n± ${written(scaleOf(row), row.question)}`]),
+      ticks: part.map((row, place) => {
+        const end = written(scaleOf(row), row.question);
+        return [place, `${row.label}\n−${end} to +${end}`];
+      }),
       range: [part.length - 0.5, -0.5],
       even: true,
     },
