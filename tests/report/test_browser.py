@@ -5,10 +5,11 @@ from xml.etree import ElementTree
 
 import pytest
 from browsing import MARKS, ask, check, count, errors, load, open_all, resize, set_scheme, until, wait_for_charts
-from folders import evaluation, text_evaluation, write_run, write_text_run
+from folders import evaluation, text_evaluation, write_run, write_runs, write_text_run
 from reading import evals_of
 
-from canonlm.report import load_play, write_report
+from canonlm.report import blocks, load_play, write_report
+from canonlm.report.charts import series_of
 from canonlm.report.page import numbers_csv, write_page
 
 pytestmark = MARKS
@@ -110,6 +111,58 @@ def test_a_chart_saves_its_points(browser, demo):
     panel = [(point["x"], point["y"]) for point in mine if "2" in point["panel"]]
     assert set(panel) == requested_points
     assert len(panel) == len(requested_points)
+    assert any(point["about"].startswith("llama, 2 hops; step 1,000: ") for point in mine)
+
+
+def test_saved_points_have_their_intervals(browser, tmp_path):
+    one = series_of("bold", "llama", [(1, 0.5), (2, 0.25)], low=[0.4, None], high=[0.6, None], hover=["a\nb", "c"])
+    path = tmp_path / "page.html"
+    drawn = {"panels": [{"title": "p", "x": {}, "y": {}}], "series": [one]}
+    path.write_text(blocks.page("", [], [blocks.chart("one", "", drawn)], {}), encoding="utf-8")
+    load(browser, path)
+    assert ask(browser, "pointsOf(page.blocks[0].chart)") == [
+        ["panel", "series", "run", "x", "y", "low", "high", "about"],
+        ["p", "llama", None, 1, 0.5, 0.4, 0.6, "a; b"],
+        ["p", "llama", None, 2, 0.25, None, None, "c"],
+    ]
+
+
+def test_a_keyboard_stays_where_it_is(browser, demo):
+    show(browser, write_report(demo))
+    press = "const button = document.querySelectorAll('.legend button')[1]; button.focus(); button.click()"
+    for pressed in ("false", "true"):
+        browser.execute_script(press)
+        state = "[document.activeElement.lastChild.textContent, document.activeElement.getAttribute('aria-pressed')]"
+        assert ask(browser, state) == ["llama+canon", pressed]
+
+
+def test_long_names_do_not_cover_numbers(browser, tmp_path):
+    name = "deltaproduct2-conv{negative_eigenvalues=true}+canon(canon_residual=false)"
+    write_runs(tmp_path, {name: [evaluation(10, {("k", 1): (3, 9)})]})
+    for width in (390, 1440):
+        load(browser, write_report(tmp_path), width)
+        head = "document.querySelector('tbody th')"
+        assert ask(browser, f"{head}.textContent") == name
+        assert ask(browser, f"{head}.scrollWidth <= {head}.clientWidth")
+        check(browser, width)
+
+
+def test_a_large_fold_is_filled_when_opened_or_searched(browser, tmp_path):
+    rows = [[str(row)] for row in range(1001)]
+    folds = [block for name, few in (("large", rows), ("small", rows[1:]), ("other", rows))
+             for block in blocks.fold(name, [blocks.table(["row"], few)])]  # fmt: skip
+    path = tmp_path / "page.html"
+    path.write_text(blocks.page("", [], folds, {}), encoding="utf-8")
+    load(browser, path)
+    filled = "[...document.querySelectorAll('details')].map(fold => fold.querySelectorAll('td, tbody th').length)"
+    assert ask(browser, filled) == [0, 1000, 0]
+    browser.execute_script("document.querySelector('details').open = true")
+    assert until(lambda: ask(browser, filled) == [1001, 1000, 0])
+    browser.execute_script("dispatchEvent(new KeyboardEvent('keydown', {key: 'f', ctrlKey: true}))")
+    assert ask(browser, filled) == [1001, 1000, 1001]
+    browser.execute_script("document.querySelector('details').open = false")
+    assert ask(browser, filled) == [1001, 1000, 1001]
+    assert errors(browser) == []
 
 
 def test_hostile_names_stay_text(browser, tmp_path):
@@ -123,7 +176,7 @@ def test_hostile_names_stay_text(browser, tmp_path):
             tmp_path / "runs" / f"{nasty}{number}", arch=nasty, seed=number, evals=rows, losses=[(5, 1.0), (9, 0.5)]
         )
     show(browser, write_report(tmp_path))
-    assert ask(browser, "document.querySelector('.legend button').textContent") == nasty
+    assert ask(browser, "document.querySelector('.legend button').lastChild.textContent") == nasty
     browser.execute_script("Plotly.Fx.hover('curves-0', [{curveNumber: 0, pointNumber: 3}]);")
     assert until(lambda: count(browser, "#curves-0 .hovertext") > 0)
     hover_text = ask(browser, "document.querySelector('#curves-0 .hovertext').textContent")

@@ -75,6 +75,16 @@ function latexOf(box) {
 const extent = values =>
   values.reduce(([low, high], x) => [Math.min(low, x), Math.max(high, x)], [Infinity, -Infinity]);
 
+// A page may have millions of cells: a closed fold of many rows is filled when the reader opens it, or searches the page.
+const MAX_UNSEEN = 1000; // rows
+let searched = false;
+const isUnseen = (fold, rows) => fold && !fold.open && rows > MAX_UNSEEN && !searched;
+addEventListener("keydown", ({key, ctrlKey, metaKey}) => {
+  if (searched || (key !== "F3" && !((ctrlKey || metaKey) && key === "f"))) return;
+  searched = true;
+  document.querySelectorAll("details").forEach(fold => fold.dispatchEvent(new Event("toggle")));
+});
+
 // -- when charts are drawn --------------------------------------------------------------------------------------------
 
 const dark = matchMedia("(prefers-color-scheme: dark)");

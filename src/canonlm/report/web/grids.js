@@ -29,7 +29,6 @@ VIEWS.grids = () => {
     at("grids-size").parentElement.hidden = sizes.length === 0;
     choice("grids-size", sizes, sizes.at(-1));
     choice("grids-metric", metrics, metrics[0]);
-    show();
   };
 
   // Rows and columns of the table. Your runs are shown at every size. The columns that they have come first, then those
@@ -72,7 +71,7 @@ VIEWS.grids = () => {
     return {
       text: written(score.value, question),
       small: other && (delta || (alike === null ? "training not known" : "other training")),
-      class: share > 0.55 ? "heat deep" : "heat",
+      class: share > 0.65 ? "heat deep" : "heat",
       style: `--heat:${(100 * share).toFixed(1)}%`,
       title: command(models[i], question),
     };
@@ -103,6 +102,6 @@ VIEWS.grids = () => {
     return [[...IDENTITY, ...QUESTION, "value"], ...rows.flatMap(cells)];
   });
   at("grids-task").addEventListener("change", refill);
-  follow(show, "grids-size", "grids-metric");
+  follow(show, "grids-task", "grids-size", "grids-metric");
   refill();
 };

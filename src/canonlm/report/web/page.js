@@ -16,8 +16,17 @@ const BLOCKS = {
     return make("figure", {}, box, make("figcaption", {}, chart.caption));
   },
   fold: ({title, blocks, open}) => {
-    const fold = make("details", {open}, make("summary", {}, title), ...built(blocks));
-    fold.addEventListener("toggle", () => redraw(fold));
+    const fold = make("details", {open}, make("summary", {}, title));
+    const fill = () => {
+      if (isUnseen(fold, rowsIn(blocks))) return;
+      fold.append(...built(blocks));
+      blocks = [];
+    };
+    fill();
+    fold.addEventListener("toggle", () => {
+      fill();
+      redraw(fold);
+    });
     return fold;
   },
   section: ({title, blocks}) => make("section", {}, title ? make("h2", {}, title) : null, ...built(blocks)),
@@ -28,6 +37,7 @@ const BLOCKS = {
     return make("p", {class: "screen"}, make("button", button, "Download the numbers (CSV)"));
   },
 };
+const rowsIn = blocks => blocks.reduce((sum, {table, list}) => sum + (table?.rows ?? list ?? []).length, 0);
 const built = blocks => blocks.flatMap(block => Object.entries(block).map(([kind, of]) => BLOCKS[kind](of)));
 
 const inflated = text => {
@@ -35,11 +45,14 @@ const inflated = text => {
   return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).text();
 };
 
-// A row per point, with the panel that it is in.
-const pointsOf = chart => [
-  ["panel", "series", "run", "x", "y"],
-  ...chart.series.flatMap(one => one.x.map((x, i) => [chart.panels[one.panel].title, one.name, one.run, x, one.y[i]])),
-];
+// A row per point, with the panel that it is in, the ends of its interval, and what is shown on hover.
+const pointsOf = chart => {
+  const about = ({hover}, i) => (Array.isArray(hover) ? hover[i] : hover)?.replaceAll("\n", "; ");
+  const row = one => (x, i) =>
+    [chart.panels[one.panel].title, one.name, one.run, x, one.y[i], one.low?.[i], one.high?.[i], about(one, i)];
+  const head = ["panel", "series", "run", "x", "y", "low", "high", "about"];
+  return [head, ...chart.series.flatMap(one => one.x.map(row(one)))];
+};
 
 const header = make("header", {}, make("h1", {}, page.title));
 if (page.facts.length) header.append(make("p", {class: "sub"}, page.facts.join(" · ")));

@@ -156,8 +156,11 @@ const hides = (id, empty) => (at(id).hidden = empty);
 
 // Redraws a view when one of its controls or a filter changes.
 function follow(show, ...controls) {
+  const fold = at(controls[0]).closest("details");
+  const showSeen = () => isUnseen(fold, models.length) || show();
   controls.forEach(id => at(id).addEventListener("change", show));
-  views.push(show);
+  views.push(showSeen);
+  if (models.length > MAX_UNSEEN) fold?.addEventListener("toggle", showSeen);
 }
 
 // -- controls and downloads -------------------------------------------------------------------------------------------
