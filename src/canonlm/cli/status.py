@@ -88,7 +88,8 @@ class Bars:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bars.stop()
+        if not self._bars.disable:  # before rich 14.3, it would print an empty line
+            self._bars.stop()
 
 
 class Count(Bars):
