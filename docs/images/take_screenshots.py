@@ -37,7 +37,10 @@ def take(browser: webdriver.Chrome, page: Path, name: str, width: int, start: st
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
     browser.get(page.resolve().as_uri())
     browser.execute_script("localStorage.clear(); location.reload()")  # the site remembers its colour scheme
-    time.sleep(3)  # charts are drawn when they come into view
+    time.sleep(1)
+    browser.execute_script(f"{end}.scrollIntoView()")  # charts are drawn when they come into view
+    time.sleep(3)
+    browser.execute_script("scrollTo(0, 0)")
     top = max(0, browser.execute_script(f"return {start}.getBoundingClientRect().top") - MARGIN)
     bottom = browser.execute_script(f"return {end}.getBoundingClientRect().bottom") + MARGIN
     clip = {"x": 0, "y": top, "width": width, "height": bottom - top, "scale": 1}
