@@ -226,7 +226,7 @@ def test_an_unfinished_dump_of_other_settings(depo, workdir, monkeypatch, capsys
 
     monkeypatch.setattr(status.Count, "__call__", lambda self, phase, done: stop(phase, done))
     assert main(["data", "dump", *DEPO, "--n", "500", "--out", "x.parquet"]) == 130
-    assert capsys.readouterr().err == "\ncanonlm: interrupted. The same command continues.\n"
+    assert capsys.readouterr().err == "canonlm: interrupted; the same command continues\n"
     assert "x.parquet.parts/part-000000.arrow" in files(workdir)
     message = "task.N: expected 6, as in the half-done dump in x.parquet.parts (or remove it), got 5\n"
     assert_refused(["data", "dump", *DEPO, "--n", "500", "--out", "x.parquet", "task.N=5"], message)

@@ -120,7 +120,7 @@ def test_interrupted_and_resumed(tmp_path):
         os.kill(process.pid, signal.SIGINT)
         _, stderr = process.communicate()
     assert process.returncode == 130
-    assert stderr == f"\ncanonlm: interrupted; every run is saved in {tmp_path}. The same command continues.\n"
+    assert stderr == f"canonlm: interrupted; every run is saved in {tmp_path}. The same command continues.\n"
     assert training_in(tmp_path) == []
     stopped = [int(next(iter((folder / "checkpoints").iterdir())).name[-8:]) for folder in folders]
     # On a busy machine the first run may end before the second has begun.

@@ -82,6 +82,6 @@ def test_an_interrupted_command_resumes(workdir, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         patch.setattr(pipeline, "file_sha256", interrupt)
         assert prepare() == 130
-    assert capsys.readouterr().err == "\ncanonlm: interrupted. The same command continues.\n"
+    assert capsys.readouterr().err == "canonlm: interrupted; the same command continues\n"
     assert not list(workdir.glob("out/*.ds*"))
     assert prepare() == 0

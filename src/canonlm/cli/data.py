@@ -1,6 +1,5 @@
 """`canonlm data`: show samples of a task, write them to a file, grade answers to them; prepare text."""
 
-import sys
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
@@ -102,8 +101,7 @@ def dump(
         with Count(n, "drawn", "joined") as count:
             is_new = later.dump.dump(chosen, out, n=n, split=split, seed=seed, loss_on=loss_on, on_progress=count)
     except KeyboardInterrupt:
-        say("\ncanonlm: interrupted. The same command continues.", file=sys.stderr)
-        return 130
+        raise KeyboardInterrupt("the same command continues") from None
     say(f"{out}: {n:,} samples of {chosen!r}, {split} split, seed {seed}{'' if is_new else ' (was there already)'}")
     return 0
 

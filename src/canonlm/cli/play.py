@@ -71,8 +71,7 @@ def play(
     try:
         grid = run_all(runs, folder, jobs)
     except KeyboardInterrupt:
-        say(f"\ncanonlm: interrupted; every run is saved in {folder}. The same command continues.", file=sys.stderr)
-        return 130
+        raise KeyboardInterrupt(f"every run is saved in {folder}. The same command continues.") from None
     later.report.show(folder)
     failed = [progress for progress in grid if progress.state == "failed"]
     for progress in failed:

@@ -1,6 +1,5 @@
 """`canonlm data prepare` and `canonlm data check`: from files of text to the token shards that training reads."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -68,8 +67,7 @@ def prepare(
                 options=given, on_progress=bar,
             )  # fmt: skip
     except KeyboardInterrupt:
-        say("\ncanonlm: interrupted. The same command continues.", file=sys.stderr)
-        return 130
+        raise KeyboardInterrupt("the same command continues") from None
     if index is None:
         say(f"{out}: submitted; when it is done, {out}/index.json exists; logs are in {out}/work")
     else:

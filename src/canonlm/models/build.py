@@ -18,13 +18,14 @@ from canonlm.core.errors import InvalidSetting
 from canonlm.core.limits import few_modules
 from canonlm.core.user_code import LIBRARIES, reference_of
 from canonlm.models import hf
+from canonlm.models.check_sites import of_saved
 from canonlm.models.config import CanonLMConfig, gated_width
 from canonlm.models.decoder import Decoder, config_of
 from canonlm.models.fields import GROUPS
 from canonlm.models.hf_small_configs import refusal
 from canonlm.models.interface import LanguageModel, Sizes
 from canonlm.models.mixers.base import MIXERS, Architecture, Mixer, register
-from canonlm.models.modeling import CanonLMForCausalLM, of_saved
+from canonlm.models.modeling import CanonLMForCausalLM
 from canonlm.models.user_model import place_of
 
 

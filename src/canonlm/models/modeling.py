@@ -8,10 +8,7 @@ Parameters are named as in transformers' Llama, so that a plain Llama's state di
 import importlib
 import inspect
 import math
-import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -26,7 +23,7 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 from transformers.utils.output_capturing import capture_outputs
 
 from canonlm.canon.layer import CanonLayer, untouched
-from canonlm.canon.sites import SHORT_CONV, SITES, write
+from canonlm.canon.sites import SITES
 from canonlm.canon.variants import make_canon
 from canonlm.core.cache_name import CACHE
 from canonlm.core.errors import expected
@@ -35,7 +32,8 @@ from canonlm.models.apply_canon import Slot, run_site
 from canonlm.models.attention_residuals import AttentionResidual, Output, output_of
 from canonlm.models.block import DecoderLayer
 from canonlm.models.cache import Layout, check_cache, count_tokens, for_canon
-from canonlm.models.config import CanonLMConfig, parse_sites
+from canonlm.models.check_sites import check_sites, of_saved
+from canonlm.models.config import CanonLMConfig
 from canonlm.models.initialize import init_parameters
 from canonlm.models.layout import check_documents, check_mask, lay_out
 from canonlm.models.loss import Sums, loss_of_hidden, loss_of_logits, mean_loss, replaced_forward
@@ -135,39 +133,6 @@ class CanonLMPreTrainedModel(PreTrainedModel):
         init_parameters(module, str(getattr(module, "_init_name", new)), self.config)
 
 
-_saved: ContextVar[bool] = ContextVar("saved", default=False)
-
-
-@contextmanager
-def of_saved() -> Iterator[None]:
-    """Within this context, models may have sites without a layer, as saved ones of earlier versions do."""
-    token = _saved.set(True)
-    try:
-        yield
-    finally:
-        _saved.reset(token)
-
-
-def _check_sites(model: "CanonLMModel") -> None:
-    """InvalidSetting for sites without a layer, which the code of a mixer or an MLP has to make inside it. One layer is
-    enough in a hybrid."""
-    config, names = model.config, {name.rpartition(".")[2] for name, _ in model.named_modules()}
-    used = dict.fromkeys("".join(map(config.sites, range(config.num_hidden_layers))))
-    lacking = [
-        slot
-        for slot in used
-        if not any(re.match(rf"canon{slot}(_|$)" + r"|\w*conv1d$" * (slot == SHORT_CONV), name) for name in names)
-    ]
-    if not lacking:
-        return
-    sites = {letter: variant for text in config.canon_texts for letter, variant in parse_sites(text).items()}
-    named, kept = config.arch is not None, {x: c for x, c in sites.items() if SITES[x].slot not in lacking}
-    example = write({x: c for x, c in kept.items() if SITES[x].forms or not named})
-    what = "sites with a layer" + (f", as in {'+canon=' if named else ''}{example}" if example else "")
-    key = "arch" if named else "canon_set" if config.canon_sets is None else "canon_sets"
-    raise expected(key, f"{what}: no code of this model makes one at {', '.join(lacking)}", getattr(config, key))
-
-
 def _check_attention_only(config: CanonLMConfig) -> None:
     """InvalidSetting if vLLM would compute something else. It calls every model without a cache and keeps keys and
     values itself, so that Canon and recurrent layers would start from zero at every token."""
@@ -212,8 +177,8 @@ class CanonLMModel(CanonLMPreTrainedModel):
             self.residual = AttentionResidual(config.hidden_size)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.convolves = any(map(config.sites, range(config.num_hidden_layers)))
-        if self.convolves and not _saved.get():
-            _check_sites(self)
+        if self.convolves:
+            check_sites(config, self)
         self.gradient_checkpointing = False
         self.post_init()
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Union, get_args, get_origin
 
+from annotated_types import Ge, Le
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from canonlm.core.errors import expected, refused
@@ -91,12 +92,15 @@ class LengthSpec(TaskSpec):
 
     def lengths(self) -> list[int]:
         """The test lengths. ValueError if they are not possible."""
-        possible = range(self.shortest(), type(self).model_fields["N"].metadata[1].le + 1)
+        possible = range(self.shortest(), self._limit(Le).le + 1)
         return self.sizes("test_lengths", self.N, possible, [self.N] if self.one_length else None)
 
     def shortest(self) -> int:
         """The smallest n of a sample."""
-        return type(self).model_fields["N"].metadata[0].ge
+        return self._limit(Ge).ge
+
+    def _limit(self, kind: type) -> Any:
+        return next(each for each in type(self).model_fields["N"].metadata if isinstance(each, kind))
 
 
 def _is_tuple(annotation: Any) -> bool:
