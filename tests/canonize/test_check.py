@@ -170,7 +170,7 @@ class Breaks(LlamaForCausalLM):
         if self.how == "padding" and attention_mask is not None and not attention_mask.all():
             expected("attention_mask", 3)  # a wrong call of our code
         if self.how == "bfloat16" and self.dtype == torch.bfloat16:
-            return self.lm_head(output.logits)  # raised by torch
+            return self.lm_head(output.logits)  # raised by torch, in the words of its version
         if self.how == "ours" and cached:
             raise ValueError("past_key_values: expected a model without recurrent layers")
         if self.how == "exit" and cached:
@@ -191,7 +191,7 @@ EVERY_CACHED |= {"prompt lookup", "assisted", "static cache", "beams", "sampling
     [
         ("cache", EVERY_CACHED, "TypeError: no cache"),
         ("padding", {"left padding", "right padding"}, "TypeError: expected() missing 1 required"),
-        ("bfloat16", {"bfloat16"}, "RuntimeError: mat1 and mat2 shapes"),
+        ("bfloat16", {"bfloat16"}, "RuntimeError: "),
         ("ours", EVERY_CACHED, "ValueError: past_key_values: expected a model"),
         ("exit", EVERY_CACHED, "SystemExit: bye"),
         ("nan", EVERY_CACHED, ""),

@@ -6,6 +6,7 @@ Run it before the change; `test_recorded_losses.py` compares.
 """
 
 import json
+import platform
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -38,6 +39,8 @@ TINY = {
 DEMO = [("copying", "llama+canon=A"), ("depo", "llama"), ("depo", "llama+canon")]
 STEPS = {"tiny": 60, "demo": 100, "debug": 40}
 """The number of steps that are compared; runs may be longer."""
+PYTHON = platform.python_version()
+"""`debug` reads the source of this Python."""
 
 
 def runs():
@@ -75,4 +78,4 @@ def machine():
 
 if __name__ == "__main__":
     recorded = {name: losses(name, config) for name, config in runs()}
-    FILE.write_text(json.dumps({"machine": machine(), "runs": recorded}, indent=1) + "\n")
+    FILE.write_text(json.dumps({"python": PYTHON, "machine": machine(), "runs": recorded}, indent=1) + "\n")

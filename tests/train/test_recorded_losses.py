@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from record_losses import FILE, losses, machine, runs
+from record_losses import FILE, PYTHON, losses, machine, runs
 
 from canonlm.ops import causal_conv_cpu
 
@@ -22,6 +22,8 @@ def in_pytorch(monkeypatch):
     [pytest.param(name, run, id=name, marks=[] if name in FAST else pytest.mark.slow) for name, run in runs()],
 )
 def test_the_same_losses(name, config):
+    if name == "debug" and RECORDED["python"] != PYTHON:
+        pytest.skip(f"reads the source of Python {RECORDED['python']}")
     recorded = RECORDED["runs"][name]
     if machine() == RECORDED["machine"]:
         assert losses(name, config) == recorded

@@ -143,9 +143,6 @@ class Jobs:
 
     def _executor(self, folder: Path) -> SlurmExecutor:
         """The executor that writes the script of a launch."""
-        check_printable("--out", str(folder))
-        if re.search(r"[%\\]", str(folder)):
-            raise expected("--out", r"a folder without % and \ in its path, as SLURM fills in such names", str(folder))
         settings, cpus = self.settings, self.settings.get("cpus_per_task", self.cpus)
         paths = {"checkpoints": self.run.absolute() / "checkpoints", "reported": folder / REPORTED}
         paths |= {"counted": folder / "restarts.txt"}
@@ -179,7 +176,11 @@ class Jobs:
 
 
 def _next_launch(run: Path) -> Path:
+    """The folder of the next launch. ValueError: sbatch's options cannot contain its path."""
     launches = run.absolute() / "launch"
+    check_printable("--out", str(launches))
+    if re.search(r"[%\\]", str(launches)):
+        raise expected("--out", r"a folder without % and \ in its path, as SLURM fills in such names", str(launches))
     numbers = [int(path.name) for path in launches.glob("*") if path.name.isdigit()]
     return launches / str(max(numbers, default=0) + 1)
 
