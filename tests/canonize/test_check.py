@@ -170,7 +170,7 @@ class Breaks(LlamaForCausalLM):
         if self.how == "padding" and attention_mask is not None and not attention_mask.all():
             expected("attention_mask", 3)  # a wrong call of our code
         if self.how == "bfloat16" and self.dtype == torch.bfloat16:
-            return self.lm_head(output.logits)  # raised by torch, in the words of its version
+            return self.lm_head(output.logits)  # raised by torch
         if self.how == "ours" and cached:
             raise ValueError("past_key_values: expected a model without recurrent layers")
         if self.how == "exit" and cached:
@@ -191,7 +191,7 @@ EVERY_CACHED |= {"prompt lookup", "assisted", "static cache", "beams", "sampling
     [
         ("cache", EVERY_CACHED, "TypeError: no cache"),
         ("padding", {"left padding", "right padding"}, "TypeError: expected() missing 1 required"),
-        ("bfloat16", {"bfloat16"}, "RuntimeError: "),
+        ("bfloat16", {"bfloat16"}, "RuntimeError: ...mat1 and mat2 shapes"),
         ("ours", EVERY_CACHED, "ValueError: past_key_values: expected a model"),
         ("exit", EVERY_CACHED, "SystemExit: bye"),
         ("nan", EVERY_CACHED, ""),
@@ -205,10 +205,11 @@ def test_errors_in_the_models_code_are_failures(how, cases, detail):
     assert {each.case for each in outcomes if each.state in ("failed", "differs")} - {"packed documents"} == cases
     assert check.complaints(outcomes)
     failed = [each.detail for each in outcomes if each.state == "failed"]
+    detail = re.escape(detail).replace(re.escape("..."), ".*")  # torch 2.15 has more words
     where = {"shape": r"check/reference\.py", "nan": r"generation/utils\.py"}.get(
         how, r"test_check\.py"
     )  # nan: sampling
-    assert [text for text in failed if not re.search(rf"{where}:\d+: {re.escape(detail)}", text)] == []
+    assert [text for text in failed if not re.search(rf"{where}:\d+: {detail}", text)] == []
 
 
 class Refuses(LlamaForCausalLM):
