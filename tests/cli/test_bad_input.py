@@ -49,6 +49,14 @@ MISTAKES = [
     ("plya", "No such command 'plya'."),
     ("play", "TASK is missing: `canonlm play --help` explains it"),
     ("train missing.yaml", "missing.yaml: cannot be read (No such file or directory)"),
+    ("train good.yml", 'good.yml: cannot be read (No such file or directory; did you mean "good.yaml"?)'),
+    ("replicate god.yaml", 'god.yaml: cannot be read (No such file or directory; did you mean "good.yaml"?)'),
+    ("play copying --arch their.py:Mine", 'arch: their.py: No such file or directory; did you mean "there.py"? ('),
+    (
+        "report playd",
+        "folder: expected a folder with runs or results of `canonlm eval` in it (No such file or directory; did you "
+        'mean "played"?), got "playd"',
+    ),
     ("train broken.yaml", "broken.yaml, line 2: not YAML: "),
     ("train wrong.yaml", 'train.optim.lr: expected a number > 0, got "3e-3x"  (in wrong.yaml, line 5)'),
     ("train good.yaml --out file", "--out: expected a folder that can be written (Not a directory)"),
@@ -125,6 +133,7 @@ MISTAKES = [
     ("replicate hops --scale paper", "hops has no paper scale; it has: micro, small"),
     ("replicate fig7 --dry-run --gpu h1000", 'unknown GPU "h1000". Did you mean "h100"?'),
     ("replicate fig7 time=1:00:00", "time=1:00:00: settings of a job only work with --slurm"),
+    ("replicate predict --out page.html", "--out: expected a folder, for the page prediction.html"),
     ("replicate predict --only C06", "canonlm replicate predict trains nothing, and takes --out and --figures alone"),
     (
         "replicate fig4 --figures figures",

@@ -121,7 +121,7 @@ def test_frozen_parameters_have_no_gradients(tp, monkeypatch):
 
 def test_several_numbers_of_gpus(capsys):
     name = "LlamaCanon-8B-Nemo-1T-lr0.003"
-    assert main(["plan", name, "--gpus", "2,8,64,1024", "--gpu", "a10", QUICK, SHALLOW]) == 0
+    assert main(["plan", name, "--gpus", "2,8,64,8,1024", "--gpu", "a10", QUICK, SHALLOW]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in lines if line.startswith("│")] == ["8", "64"]
     assert lines[-2].startswith("2 GPUs: memory: expected at most 21.6 GiB of a GPU (a10)")

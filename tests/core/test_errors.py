@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from canonlm.core.errors import InvalidSetting, about, expected, refused, unknown
+from canonlm.core.errors import InvalidSetting, about, expected, refused, unknown, why
 
 
 def test_unknown():
@@ -44,6 +44,30 @@ def test_expected():
 )
 def test_errors_of_the_system(error, message):
     assert about(error, "run") == message
+
+
+@pytest.mark.parametrize(
+    ("name", "guess"),
+    [
+        ("depo.yml", "depo.yaml"),  # another spelling of the type
+        ("dpo.yaml", "depo.yaml"),
+        ("dpo.py", None),  # another type
+        ("zzz.yaml", None),
+        ("gone/depo.yaml", None),  # its folder is not there either
+    ],
+)
+def test_a_file_that_is_not_there_is_guessed_from_those_beside_it(tmp_path, name, guess):
+    (tmp_path / "depo.yaml").touch()
+    with pytest.raises(OSError) as caught:
+        (tmp_path / name).stat()
+    reason = "No such file or directory" + (f'; did you mean "{guess}"?' if guess else "")
+    assert why(caught.value, tmp_path / name) == reason
+
+
+def test_other_reasons_are_those_of_the_system(tmp_path):
+    (tmp_path / "depo.yaml").touch()
+    assert why(PermissionError(13, "Permission denied"), tmp_path / "dpo.yaml") == "Permission denied"
+    assert why(ValueError("embedded null byte"), tmp_path / "dpo.yaml") == "embedded null byte"
 
 
 class Wheel(BaseModel):

@@ -76,11 +76,11 @@ class Machines(NamedTuple):
 
 
 def _counts(text: str) -> list[int]:
-    """`8,64` → [8, 64]"""
+    """`8,64` → [8, 64], each once"""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise expected("--gpus", "integers >= 1, separated by commas", text)
-    return [int(part) for part in parts]
+    return list(dict.fromkeys(map(int, parts)))
 
 
 def _plan_task(

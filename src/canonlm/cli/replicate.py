@@ -14,7 +14,7 @@ from canonlm.cli.claims import lines_of
 from canonlm.cli.options import Figures, Jobs, SeedSet, SlurmSettings, SlurmWorkers, parts_of, seed_set_of
 from canonlm.cli.status import doing, keep_going, load_torch, say
 from canonlm.cli.work import submit
-from canonlm.core.errors import brief, writing
+from canonlm.core.errors import brief, expected, writing
 from canonlm.core.files import make_folder, write_text
 
 NAME = typer.Argument(
@@ -66,6 +66,8 @@ def replicate(
     if name == "predict":
         if job or slurm or dry_run or only is not None or export or trust or (scale, seed_set) != ("micro", "0"):
             raise ValueError("canonlm replicate predict trains nothing, and takes --out and --figures alone")
+        if out.suffix in (".html", ".md"):
+            raise expected("--out", "a folder, for the page prediction.html", str(out))
         return _predict(out, figures)
     if figures is not None:
         raise ValueError("--figures only works with predict; canonlm claims --figures DIR draws the verdicts")

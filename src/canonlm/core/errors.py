@@ -3,10 +3,12 @@ command line)."""
 
 import difflib
 import math
+import os
 import re
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -23,6 +25,9 @@ HUGE = 2**20
 
 SHOWN = 120
 """Max characters of a value in an error."""
+
+LOOKED_AT = 1_000
+"""Max number of names in a folder that are compared with the name of a file that is not there."""
 
 
 def shown(value: object) -> str:
@@ -74,6 +79,19 @@ def closest(name: str, choices: Sequence[str]) -> list[str]:
     """At most one choice: the shortest that begins with `name`, or else the most similar one."""
     longer = [choice for choice in choices if name and choice.lower().startswith(name.lower())]
     return sorted(longer, key=len)[:1] or difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
+
+
+def why(error: OSError | ValueError, path: Path) -> str:
+    """Why a file cannot be read, in the system's words. `No such file or directory; did you mean "depo.yaml"?`: the
+    most similar name beside it, of the same type or with the same stem."""
+    reason = getattr(error, "strerror", None) or str(error)
+    if not isinstance(error, FileNotFoundError):
+        return reason
+    with suppress(OSError):
+        beside = (Path(entry.name) for entry in islice(os.scandir(path.parent), LOOKED_AT))
+        names = {each.stem: each.name for each in beside if path.suffix == each.suffix or path.stem == each.stem}
+        reason += "".join(f"; did you mean {shown(names[stem])}?" for stem in closest(path.stem, sorted(names)))
+    return reason
 
 
 class InvalidSetting(ValueError):

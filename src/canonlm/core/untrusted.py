@@ -14,7 +14,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from canonlm.core.errors import expected
+from canonlm.core.errors import expected, why
 
 MAX_BYTES = 2**26
 """Max bytes of a file that is read into memory."""
@@ -53,7 +53,7 @@ def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
         with open_regular(path) as file:
             content = file.read(limit + 1)
     except (OSError, ValueError) as error:  # ValueError: a name with a null byte
-        raise ValueError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+        raise ValueError(f"{path}: cannot be read ({why(error, path)})") from None
     if len(content) > limit:
         raise ValueError(f"{path}: expected at most {limit:,} bytes, got {path.stat().st_size:,}")
     return content

@@ -17,7 +17,7 @@ from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
-from canonlm.core.errors import InvalidSetting, brief, expected, unknown
+from canonlm.core.errors import InvalidSetting, brief, expected, unknown, why
 from canonlm.core.untrusted import MAX_BYTES, is_inside, open_regular, read_bytes, read_object
 from canonlm.core.user_folders import expanded
 
@@ -148,7 +148,7 @@ def _read(place: str, file: Path) -> bytes:
         with open_regular(file) as opened:
             return opened.read(MAX_BYTES)
     except OSError as error:
-        raise ValueError(f"{place}: {error.strerror or error} ({file})") from None
+        raise ValueError(f"{place}: {why(error, file)} ({file})") from None
 
 
 def _run(place: str, file: Path, source: bytes) -> ModuleType:

@@ -241,7 +241,7 @@ def find(name_or_path: str) -> Path:
     if name_or_path in names():
         return FIGURES / f"{name_or_path}.yaml"
     path = Path(name_or_path)
-    if path.suffix in (".yaml", ".yml") and path.is_file():
+    if path.suffix in (".yaml", ".yml"):
         return path
     raise unknown("experiment", name_or_path, [*names(), "all", "predict"])
 

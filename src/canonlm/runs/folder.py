@@ -27,7 +27,7 @@ from typing import Any, Protocol
 import yaml
 
 from canonlm.core import untrusted
-from canonlm.core.errors import InvalidSetting, expected, plain, writing
+from canonlm.core.errors import InvalidSetting, expected, plain, why, writing
 from canonlm.core.files import make_folder, write_bytes, write_json, write_text
 from canonlm.core.safe_yaml import parse_yaml, read_yaml
 from canonlm.runs.identity import Config, changes, decays_from, flat
@@ -249,13 +249,15 @@ def run_folders(folder: str | Path) -> list[Path]:
     folder = Path(folder)
     if is_run(folder):
         return [folder]
+    what = "a folder with runs or results of `canonlm eval` in it"
     try:
+        folder.stat()
         inside = sorted(path for path in _folders_in(folder) if is_run(path) or not _is_ours(path.name))
     except OSError as error:
-        raise expected("folder", f"a folder that can be read ({error.strerror})", str(folder)) from None
+        raise expected("folder", f"{what} ({why(error, folder)})", str(folder)) from None
     results = {path.parent for path in folder.rglob("results.json")}
     if not inside and not results:
-        raise expected("folder", "a folder with runs or results of `canonlm eval` in it", str(folder))
+        raise expected("folder", what, str(folder))
     of_results = {path for each in results for path in (each, each / "answers", *each.parents)}
     return [path for path in inside if is_run(path) or path not in of_results]
 
