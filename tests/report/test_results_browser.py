@@ -17,6 +17,7 @@ from browsing import (
     load,
     open_all,
     printed,
+    resize,
     show_paper,
     until,
     wait_for_charts,
@@ -93,6 +94,14 @@ def test_paper_has_every_column_and_what_was_chosen(browser, page):
         choose(browser, "models-group", group)
         assert ask(browser, width, "models-table") <= WIDEST, group
     assert ask(browser, width, "grids-table") <= WIDEST
+
+
+def test_the_filters_do_not_cover_a_low_window(browser, page):
+    position = "getComputedStyle(document.getElementById('bar')).position"
+    load(browser, page)
+    assert ask(browser, position) == "sticky"
+    resize(browser, 720, 450)  # as at 200 %
+    assert ask(browser, position) == "static"
 
 
 def test_every_section_saves_what_it_shows(browser, page, tmp_path):
