@@ -27,6 +27,7 @@ from reading import evals_of
 from canonlm.report import blocks, load_play, write_report
 from canonlm.report.charts import series_of
 from canonlm.report.page import numbers_csv, write_page
+from canonlm.report.theme import looks
 
 pytestmark = MARKS
 
@@ -198,6 +199,18 @@ def test_a_chart_is_not_taller_than_paper(browser, tmp_path):
     assert ask(browser, height) > 22 * 60
     show_paper(browser)
     assert PAPER[1] / 2 < ask(browser, height) < PAPER[1]
+
+
+def test_a_legend_has_the_colours_of_its_chart_in_high_contrast(browser, tmp_path):
+    drawn = {"panels": [{"title": "", "x": {}, "y": {}}], "series": [series_of("dots", "llama", [(1, 2)])]}
+    path = tmp_path / "page.html"
+    path.write_text(blocks.page("", [], [blocks.chart("one", "A caption", drawn)], looks(["llama"])), encoding="utf-8")
+    load(browser, path)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "forced-colors", "value": "active"}]})
+    assert until(lambda: count(browser, ".legend b") == 1)
+    assert ask(browser, "matchMedia('(forced-colors: active)').matches")
+    color = "getComputedStyle(document.querySelector(arguments[0])).{}"
+    assert ask(browser, color.format("color"), ".legend b") == ask(browser, color.format("stroke"), ".point")
 
 
 def test_no_printed_page_ends_with_a_title(browser, tmp_path):
