@@ -16,8 +16,8 @@ test: .venv/installed-dev  ## the tests, without the long matrices
 test-all: .venv/installed-dev  ## the long matrices, one more at a time than two cores, because some only wait
 	$(BIN)/python -m pytest -q -n 3 --dist worksteal --durations=25 -m "slow and not browser and not slurm and not peers and not kernels and not serving and not gpu"
 
-test-browser: .venv/installed-dev  ## the report in headless Chromium (Debian's chromium and chromium-driver)
-	(command -v chromium && command -v chromedriver) >/dev/null || (apt-get update && apt-get install -y chromium chromium-driver)
+test-browser: .venv/installed-dev  ## the report in headless Chromium (Debian's chromium, chromium-driver and poppler-utils)
+	(command -v chromium && command -v chromedriver && command -v pdftotext) >/dev/null || (apt-get update && apt-get install -y chromium chromium-driver poppler-utils)
 	$(BIN)/python -m pytest -q -m browser
 
 test-slurm: .venv/installed-dev  ## launches on a SLURM cluster of this machine alone (Debian's slurm-wlm; needs root)

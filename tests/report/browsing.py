@@ -1,8 +1,10 @@
 """Headless Chromium, and queries of a page in it."""
 
+import base64
 import json
 import os
 import shutil
+import subprocess
 import time
 
 import pytest
@@ -45,8 +47,30 @@ def resize(browser, width, height=900):
 
 
 def set_scheme(browser, scheme):
-    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    media = {"media": "", "features": [{"name": "prefers-color-scheme", "value": scheme}]}
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+
+
+# Pixels between the margins: A4 is narrower than US Letter, which is shorter.
+PAPER = (717, 979)
+# Chromium shrinks a page that is wider than paper, at most to two thirds, and cuts what is still wider.
+WIDEST = 1.5 * PAPER[0]
+
+
+def show_paper(browser):
+    """The page as it is laid out for a printer."""
+    resize(browser, *PAPER)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    browser.execute_script("dispatchEvent(new Event('beforeprint'))")
+
+
+def printed(browser):
+    """The text of each printed page, as lines."""
+    if not shutil.which("pdftotext"):
+        pytest.skip("pdftotext is not installed (Debian: apt install poppler-utils)")
+    pdf = base64.b64decode(browser.execute_cdp_cmd("Page.printToPDF", {})["data"])
+    text = subprocess.run(["pdftotext", "-layout", "-", "-"], input=pdf, capture_output=True, check=True).stdout
+    return [[line.strip() for line in page.splitlines() if line.strip()] for page in text.decode().split("\f")[:-1]]
 
 
 def until(true, seconds=10):

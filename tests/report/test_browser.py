@@ -4,13 +4,30 @@ import re
 from xml.etree import ElementTree
 
 import pytest
-from browsing import MARKS, ask, check, count, errors, load, open_all, resize, set_scheme, until, wait_for_charts
+from browsing import (
+    MARKS,
+    PAPER,
+    WIDEST,
+    ask,
+    check,
+    count,
+    errors,
+    load,
+    open_all,
+    printed,
+    resize,
+    set_scheme,
+    show_paper,
+    until,
+    wait_for_charts,
+)
 from folders import evaluation, text_evaluation, write_run, write_runs, write_text_run
 from reading import evals_of
 
 from canonlm.report import blocks, load_play, write_report
 from canonlm.report.charts import series_of
 from canonlm.report.page import numbers_csv, write_page
+from canonlm.report.theme import looks
 
 pytestmark = MARKS
 
@@ -38,6 +55,8 @@ def test_every_task_is_drawn_without_errors_or_requests(browser, every_task, wid
     other = "dark" if scheme == "light" else "light"
     set_scheme(browser, other)  # the page follows
     assert until(lambda: ask(browser, COLORS) == SHOWN[other])
+    show_paper(browser)
+    assert ask(browser, "Math.max(...[...document.querySelectorAll('table')].map(each => each.scrollWidth))") <= WIDEST
 
 
 def test_a_click_on_a_name_acts_on_every_panel(browser, demo):
@@ -163,6 +182,50 @@ def test_a_large_fold_is_filled_when_opened_or_searched(browser, tmp_path):
     browser.execute_script("document.querySelector('details').open = false")
     assert ask(browser, filled) == [1001, 1000, 1001]
     assert errors(browser) == []
+
+
+def test_a_chart_is_not_taller_than_paper(browser, tmp_path):
+    y = {"ticks": [[place, f"claim {place}"] for place in range(60)], "even": True}
+    drawn = {
+        "height": 22 * 60,
+        "panels": [{"title": "", "x": {}, "y": y}],
+        "series": [series_of("dots", "llama", [(1, 2)])],
+    }
+    path = tmp_path / "page.html"
+    path.write_text(blocks.page("", [], [blocks.chart("one", "A caption", drawn)], {}), encoding="utf-8")
+    load(browser, path)
+    assert until(lambda: count(browser, ".main-svg") > 0)
+    height = "document.querySelector('figure').getBoundingClientRect().height"
+    assert ask(browser, height) > 22 * 60
+    show_paper(browser)
+    assert PAPER[1] / 2 < ask(browser, height) < PAPER[1]
+
+
+def test_a_legend_has_the_colours_of_its_chart_in_high_contrast(browser, tmp_path):
+    drawn = {"panels": [{"title": "", "x": {}, "y": {}}], "series": [series_of("dots", "llama", [(1, 2)])]}
+    path = tmp_path / "page.html"
+    path.write_text(blocks.page("", [], [blocks.chart("one", "A caption", drawn)], looks(["llama"])), encoding="utf-8")
+    load(browser, path)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "forced-colors", "value": "active"}]})
+    assert until(lambda: count(browser, ".legend b") == 1)
+    assert ask(browser, "matchMedia('(forced-colors: active)').matches")
+    color = "getComputedStyle(document.querySelector(arguments[0])).{}"
+    assert ask(browser, color.format("color"), ".legend b") == ask(browser, color.format("stroke"), ".point")
+
+
+def test_no_printed_page_ends_with_a_title(browser, tmp_path):
+    parts = []
+    for count_of_rows in range(1, 30):
+        rows = blocks.table(["name", "number"], [[f"row {row}", "1"] for row in range(count_of_rows)])
+        parts += [{"section": {"title": "Title", "blocks": [{"answer": "Title of the table."}, rows]}}]
+        parts += blocks.fold("Title of a fold", [rows], opened=True)
+    path = tmp_path / "page.html"
+    path.write_text(blocks.page("", [], parts, {}), encoding="utf-8")
+    load(browser, path)
+    pages = printed(browser)
+    assert len(pages) > 10
+    for lines in pages:
+        assert lines[-1].startswith("row"), lines[-3:]
 
 
 def test_hostile_names_stay_text(browser, tmp_path):

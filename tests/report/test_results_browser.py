@@ -6,7 +6,22 @@ from statistics import fmean
 
 import polars as pl
 import pytest
-from browsing import MARKS, ask, check, count, errors, load, open_all, until, wait_for_charts
+from browsing import (
+    MARKS,
+    PAPER,
+    WIDEST,
+    ask,
+    check,
+    count,
+    errors,
+    load,
+    open_all,
+    printed,
+    resize,
+    show_paper,
+    until,
+    wait_for_charts,
+)
 from folders import evaluation, write_run
 from scipy import stats
 
@@ -61,6 +76,32 @@ def test_renders_without_errors_or_requests_at_any_width(browser, page, width, s
     assert ask(browser, PANELS) == 13  # four architectures in three sizes, and Llama with more tokens
     assert ask(browser, "performance.getEntriesByName('first-contentful-paint')[0].startTime") < 2000
     check(browser, width)
+
+
+def test_paper_has_every_column_and_what_was_chosen(browser, page):
+    load(browser, page)
+    pages = printed(browser)
+    assert any("benchmarks" in line and "short" in line for line in pages[0])
+    of_models = [lines for lines in pages if sum("-Nemo-" in line for line in lines) > 5]
+    assert len(of_models) > 1
+    for lines in of_models:  # each page has the headings
+        assert any("MMLU" in line and "babilong_avg20" in line for line in lines)
+    browser.execute_script("document.querySelectorAll('details').forEach(part => part.open = true)")
+    show_paper(browser)
+    width = "document.getElementById(arguments[0]).scrollWidth"
+    assert ask(browser, width, "models-table") <= PAPER[0]
+    for group in ask(browser, "[...document.getElementById('models-group').options].map(option => option.value)"):
+        choose(browser, "models-group", group)
+        assert ask(browser, width, "models-table") <= WIDEST, group
+    assert ask(browser, width, "grids-table") <= WIDEST
+
+
+def test_the_filters_do_not_cover_a_low_window(browser, page):
+    position = "getComputedStyle(document.getElementById('bar')).position"
+    load(browser, page)
+    assert ask(browser, position) == "sticky"
+    resize(browser, 720, 450)  # as at 200 %
+    assert ask(browser, position) == "static"
 
 
 def test_every_section_saves_what_it_shows(browser, page, tmp_path):

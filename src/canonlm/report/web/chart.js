@@ -179,8 +179,9 @@ function drawChart(box, chart) {
   box.style.minHeight = "";
   const off = (box.off ??= new Set()); // names that a click on the legend has hidden
   const width = printing ? 660 : box.clientWidth;
-  const traces = chart.series.map(one => traceOf(one, off));
-  Plotly.react(box, traces, layoutOf(chart, width), {displaylogo: false, displayModeBar: false});
+  const [traces, layout] = [chart.series.map(one => traceOf(one, off)), layoutOf(chart, width)];
+  if (printing) box.style.setProperty("--fit", Math.max(0.5, Math.min(1, 860 / layout.height))); // a page has 979 pixels
+  Plotly.react(box, traces, layout, {displaylogo: false, displayModeBar: false});
   legend(box, chart, off);
   box.saves ??= make("p", {class: "saves screen"}, box.csv, " ", imageOf(box, "SVG"), " ", imageOf(box, "PNG"));
   if (!box.saves.isConnected) box.after(box.saves);
