@@ -48,7 +48,7 @@ def causal_conv(
         if doc_ids_BT is not None and history:
             doc_ids_BT = torch.cat([doc_ids_BT[:, :1].expand(-1, history), doc_ids_BT], dim=1)
         return convolve(x_BTC, weight_KC, doc_ids_BT, history)
-    same_doc = None if doc_ids_BT is None else same_document(doc_ids_BT, kernel, history).to(compute)
+    same_doc = None if doc_ids_BT is None else same_document(doc_ids_BT, kernel).to(compute)
     if by_definition():
         return by_slices(x_BTC, weight_KC, same_doc, history)
     if not torch.compiler.is_compiling():
@@ -71,7 +71,7 @@ def causal_conv_per_token(
     past = x_BTC.new_zeros(x_BTC.shape[0], kernel, x_BTC.shape[2]) if state_BCK is None else state_BCK.transpose(1, 2)
     full = torch.cat([past[:, 1:].to(x_BTC.dtype), x_BTC], dim=1).unflatten(-1, (taps_BTHK.shape[2], -1))
     if doc_ids_BT is not None:
-        same_doc = same_document(doc_ids_BT, kernel, kernel - 1)
+        same_doc = same_document(doc_ids_BT, kernel)
         taps_BTHK = taps_BTHK * same_doc.flip(0).permute(1, 2, 0)[:, :, None].to(taps_BTHK.dtype)
     parts = (full[:, j : j + time] * taps_BTHK[..., j, None] for j in range(kernel))
     return sum(parts, torch.zeros((), dtype=taps_BTHK.dtype, device=x_BTC.device)).flatten(-2)
