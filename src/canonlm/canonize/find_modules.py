@@ -37,14 +37,13 @@ GATED = (("gate_proj", "up_proj"), ("w1", "w3"), ("w_0", "w_1"), ("gate_up_proj"
 PLAIN = ("up_proj", "c_fc", "fc1", "fc_in", "dense_h_to_4h", "w_in", "0")
 """Projections of an MLP before its nonlinearity."""
 
-STATES_OF_ITS_OWN = "keeps its states outside of the library's caches"
 REFUSED = {
-    **dict.fromkeys(("rwkv", "xlstm", "recurrent_gemma"), STATES_OF_ITS_OWN),
+    **dict.fromkeys(("rwkv", "xlstm", "recurrent_gemma"), "keeps its states outside of the library's caches"),
     "xlnet": "has the time axis first in its blocks",
     "xlm": "has no blocks, but lists of their parts",
     "reformer": "splits the sequence into buckets",
     "prophetnet": "runs several streams of tokens through its blocks",
-    **dict.fromkeys(("cpmant",), "lets tokens see later ones"),
+    "cpmant": "lets tokens see later ones",
     **dict.fromkeys(("musicgen", "musicgen_melody"), "reads several codebooks for each token"),
 }
 """Types that cannot have Canon layers, and the reason."""
