@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from canonlm.canon.sites import parse
 from canonlm.canon.variants import make_canon
@@ -124,6 +125,24 @@ def test_identity_initialisation_is_exact(text):
     assert torch.equal(y, x)
     y.square().sum().backward()
     assert any(p.grad.abs().max() > 0 for p in layer.parameters())
+
+
+class Lists(TorchDispatchMode):
+    """Refuses tensors made of lists."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert func != torch.ops.aten.lift_fresh.default or args[0].ndim == 0, args
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_nothing_is_copied_from_the_host(text):
+    """A copy to a GPU would wait for it, and a CUDA graph cannot have one."""
+    layer, _ = make(text)
+    x, u = torch.randn(1, 5, CHANNELS, dtype=torch.float64), torch.randn(1, 5, WIDTH, dtype=torch.float64)
+    doc_ids = torch.zeros(1, 5, dtype=torch.long)
+    with Lists():
+        layer(x, mixer_input=u, doc_ids=doc_ids, return_state=True)
 
 
 @pytest.mark.parametrize("text", ["A:avg", "K:offset"])

@@ -37,8 +37,7 @@ class TokenShift(AverageCanon):
         self.flops = 0
 
     def taps(self, x: Tensor) -> Tensor:
-        ones = x.new_ones(self.hidden_size, 1, 1, dtype=_at_least_float32(x))
-        return nn.functional.pad(ones, (0, 1))  # made on the device: a copy from the host would wait
+        return _token_before(x, _at_least_float32(x))
 
 
 class KeyOffset(AverageCanon):
@@ -79,8 +78,8 @@ class Smear(CanonLayer):
         self, x_BTC: Tensor, doc_ids_BT: Tensor | None, state_BCK: Tensor | None, mixer_input: Tensor | None
     ) -> Tensor:
         compute = torch.promote_types(_at_least_float32(x_BTC), self.gate.dtype)
-        before = torch.tensor([1.0, 0.0], device=x_BTC.device, dtype=compute).expand(self.hidden_size, 1, 2)
-        past_BTC = causal_conv(x_BTC.to(compute), before, doc_ids_BT=doc_ids_BT, state_BCK=state_BCK)
+        before = {"doc_ids_BT": doc_ids_BT, "state_BCK": state_BCK}
+        past_BTC = causal_conv(x_BTC.to(compute), _token_before(x_BTC, compute), **before)
         weight, strength = (on_this_device(part).to(compute) for part in (self.gate, self.strength))
         gate_BT1 = (x_BTC[..., : len(weight)].to(compute) * weight).sum(-1, keepdim=True).sigmoid()
         return (x_BTC + strength * gate_BT1 * past_BTC).to(x_BTC.dtype)
@@ -139,6 +138,11 @@ class DynamicCanon(CanonLayer):
     @property
     def scale(self) -> float:
         return (2 * self.kernel_size + 1) ** -0.5
+
+
+def _token_before(x_BTC: Tensor, dtype: torch.dtype) -> Tensor:
+    """The taps of y_t = x_{t-1}. Made on the device: a copy from the host would wait."""
+    return nn.functional.pad(x_BTC.new_ones(x_BTC.shape[-1], 1, 1, dtype=dtype), (0, 1))
 
 
 def _at_least_float32(x: Tensor) -> torch.dtype:
