@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from canonlm.canon.layer import CanonLayer, on_this_device
 from canonlm.canon.sites import Variant
 from canonlm.ops.canon_conv import combined
-from canonlm.ops.causal_conv import causal_conv, causal_conv_per_token
+from canonlm.ops.causal_conv import causal_conv, causal_conv_per_token, dtype_of_sums
 
 GATE_CHANNELS = 12
 """Channels that the gate of a smear reads."""
@@ -77,7 +77,7 @@ class Smear(CanonLayer):
     def convolve(
         self, x_BTC: Tensor, doc_ids_BT: Tensor | None, state_BCK: Tensor | None, mixer_input: Tensor | None
     ) -> Tensor:
-        compute = torch.promote_types(_at_least_float32(x_BTC), self.gate.dtype)
+        compute = dtype_of_sums(x_BTC, self.gate)
         before = {"doc_ids_BT": doc_ids_BT, "state_BCK": state_BCK}
         past_BTC = causal_conv(x_BTC.to(compute), _token_before(x_BTC, compute), **before)
         weight, strength = (on_this_device(part).to(compute) for part in (self.gate, self.strength))
@@ -125,7 +125,7 @@ class DynamicCanon(CanonLayer):
         self, x_BTC: Tensor, doc_ids_BT: Tensor | None, state_BCK: Tensor | None, mixer_input: Tensor | None
     ) -> Tensor:
         assert mixer_input is not None
-        compute = torch.promote_types(_at_least_float32(x_BTC), self.weight.dtype)
+        compute = dtype_of_sums(x_BTC, self.weight)
         made = nn.functional.linear(mixer_input, self.taps_weight.to(mixer_input.dtype))
         made = (made.to_local() if isinstance(made, DTensor) else made).to(compute)
         own_BTHK = made.unflatten(-1, (-1, self.kernel_size)) * (self.scale if self.scaled else 1.0)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, silu
 
-from canonlm.ops.causal_conv import causal_conv, conv_state
+from canonlm.ops.causal_conv import causal_conv, conv_state, dtype_of_sums
 from canonlm.ops.kernels.api import CANON, GATED, NORMED, Forms, fits_normed, last_real, reach_of, rotary, runs_on
 from canonlm.ops.kernels.dispatch import usable
 from canonlm.ops.varlen import Documents, Layout, real_first
@@ -188,7 +188,7 @@ def combined(taps_C1K: Tensor, conv: Conv) -> Tensor:
 
 def _plain(x_BTC: Tensor, conv: Conv, doc_ids_BT: Tensor | None, state_BCK: Tensor | None) -> Tensor:
     """In at least float32, by `causal_conv`."""
-    compute = _compute(x_BTC, conv)
+    compute = dtype_of_sums(x_BTC, conv.taps)
     taps, context = conv.taps.to(compute), {"doc_ids_BT": doc_ids_BT, "state_BCK": state_BCK}
     if not conv.activation and conv.bias is None:
         # x + conv(x) is one convolution whose last tap is larger by one: one pass and one rounding less.
@@ -209,10 +209,6 @@ def _can_join(xs: Sequence[Tensor], convs: Sequence[Conv], layout: Layout, state
     only_convolve = all(conv.bias is None and not conv.activation for conv in convs)
     needs_gradient = state.is_returned and torch.is_grad_enabled()
     return only_convolve and not needs_gradient and not has_gaps(layout, xs)
-
-
-def _compute(x: Tensor, conv: Conv) -> torch.dtype:
-    return torch.promote_types(torch.promote_types(x.dtype, torch.float32), conv.taps.dtype)
 
 
 def _launch(name: str, xs: Sequence[Tensor], convs: Sequence[Conv]) -> dict[str, Any] | None:

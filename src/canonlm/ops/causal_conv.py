@@ -35,7 +35,7 @@ def causal_conv(
     every tap (`benchmarks/canon.py` has the numbers). Derivatives beyond a first backward are those of the slices.
     """
     kernel = weight_C1K.shape[-1]
-    compute = torch.promote_types(torch.promote_types(x_BTC.dtype, weight_C1K.dtype), torch.float32)
+    compute = dtype_of_sums(x_BTC, weight_C1K)
     if state_BCK is not None and x_BTC.shape[1] == 1:  # decoding: nothing to shift, no documents to separate
         window_BCK = torch.cat([state_BCK[..., 1:].to(x_BTC.dtype), x_BTC.transpose(1, 2)], dim=-1)
         return (window_BCK.to(compute) * weight_C1K[:, 0]).sum(-1).to(x_BTC.dtype)[:, None]
@@ -56,6 +56,11 @@ def causal_conv(
     # A compiler would remove `contiguous` and read weights K numbers apart, without vector instructions in the whole
     # loop that it fuses the convolution into: three times slower next to an exponential.
     return by_slices(x_BTC, materialize(weight_KC), same_doc, history)
+
+
+def dtype_of_sums(x: Tensor, weight: Tensor) -> torch.dtype:
+    """That of inputs and weights, and at least float32."""
+    return torch.promote_types(torch.promote_types(x.dtype, weight.dtype), torch.float32)
 
 
 def causal_conv_per_token(
