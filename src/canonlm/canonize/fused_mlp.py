@@ -67,7 +67,7 @@ class GatedSite:
         mlp: Any = part_at(self.block, self.path)
         self.bound = mlp
         if is_usual(mlp):
-            change_class(mlp, derived(CanonGatedMlp, type(mlp)))
+            change_class(mlp, derived(CanonGatedMlp, mlp.__class__))
             mlp.canon_site = self
         else:
             paths = (".".join([*self.path, name]) for name in PROJECTIONS)

@@ -267,8 +267,8 @@ def wrap_block(block: nn.Module, host: Hosted, index: int) -> None:
     if "forward" in vars(block) and "_old_forward" not in vars(block):  # the latter is accelerate's, which calls ours
         what = "blocks whose forward nothing has replaced: canonize the model first"
         raise InvalidSetting("model", f"model: expected {what}, got a {type(block).__name__} with another forward")
-    change_class(block, derived(CanonBlock, type(block)))
     part: Any = block
+    change_class(part, derived(CanonBlock, part.__class__))
     part.canon_host, part.canon_index, part.canon_bound = host, index, []
     part.canon_ends = {"input": [], "output": []}
 

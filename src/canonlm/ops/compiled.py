@@ -46,7 +46,7 @@ _materialize.register_autograd(lambda ctx, dx: dx)
 
 def cached_constant(function: Callable[P, bool]) -> Callable[P, bool]:
     """A cached function whose results are constants to compilers, which would trace into a bare `functools.cache`."""
-    cached = functools.cache(function)
+    cached: Callable[..., bool] = functools.cache(function)
 
     @torch.compiler.assume_constant_result
     @functools.wraps(function)
