@@ -19,7 +19,6 @@ from torch import Tensor
 from canonlm.ops.causal_conv_plain import by_documents
 from canonlm.ops.compiled import cached_constant, is_exporting
 from canonlm.ops.derivatives import by_definition, differentiated_again, gradients
-from canonlm.ops.kernels.host import rowwise
 
 MAX_KERNEL = 8
 COMPUTE = {torch.float32: torch.float32, torch.float64: torch.float64, torch.bfloat16: torch.float32}
@@ -157,6 +156,11 @@ def has_numba() -> bool:
     except ImportError:
         return False
     return True
+
+
+def rowwise(x: Tensor) -> Tensor:
+    """`x` with contiguous channels; its batch and time may have any strides."""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def ids_of(doc_ids: Tensor | None) -> Tensor | None:
