@@ -26,7 +26,8 @@ class Waits(TorchDispatchMode):
             index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
         )
         sized_by_values = func.overloadpacket is aten.repeat_interleave and not (kwargs or {}).get("output_size")
-        if func.overloadpacket in WAITING_OPS or by_mask or sized_by_values:
+        of_a_list = func.overloadpacket is aten.lift_fresh and args[0].ndim > 0  # which is copied to the GPU
+        if func.overloadpacket in WAITING_OPS or by_mask or sized_by_values or of_a_list:
             self.seen.append(str(func))
         return func(*args, **(kwargs or {}))
 

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from host_waits import Waits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
@@ -124,6 +125,16 @@ def test_identity_initialisation_is_exact(text):
     assert torch.equal(y, x)
     y.square().sum().backward()
     assert any(p.grad.abs().max() > 0 for p in layer.parameters())
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_layer_does_not_wait_for_a_gpu(text):
+    layer, _ = make(text)
+    x, u = torch.randn(1, 5, CHANNELS, dtype=torch.float64), torch.randn(1, 5, WIDTH, dtype=torch.float64)
+    doc_ids = torch.zeros(1, 5, dtype=torch.long)
+    with Waits() as waits:
+        layer(x, mixer_input=u, doc_ids=doc_ids, return_state=True)
+    assert not waits.seen
 
 
 @pytest.mark.parametrize("text", ["A:avg", "K:offset"])

@@ -33,6 +33,7 @@ import canonlm
 from canonlm.canon.layer import CanonLayer
 from canonlm.canonize import check
 from canonlm.core.cache_name import CACHE
+from canonlm.ops.varlen import Layout
 
 QUICK = {
     **dict.fromkeys(("llama", "gpt2"), tuple(check.CASES)),
@@ -233,7 +234,8 @@ def test_documents_are_isolated_where_the_host_isolates_them():
     for options in ({"use_cache": True}, {"use_cache": False, "attention_mask": torch.ones_like(tokens)}):
         crossing = logits(plain, tokens, position_ids=positions, **options)
         assert differ(crossing[:, 4:], logits(plain, tokens[:, 4:])) > 1e-3
-        assert "doc_ids" not in layout_keys(canonized("llama", "A"), tokens, position_ids=positions, **options)
+        assert layout_of_a_layer(tokens, position_ids=positions, **options).documents is None
+    assert layout_of_a_layer(tokens, position_ids=positions, use_cache=False).documents is not None
 
 
 def test_documents_of_text_and_images_are_those_of_the_text_positions():
@@ -254,15 +256,14 @@ def test_documents_of_text_and_images_are_those_of_the_text_positions():
             assert (differ(packed[:, 4:], alone) < 1e-9) is isolated
 
 
-def layout_keys(model: Any, tokens: torch.Tensor, **options: Any) -> set[str]:
-    """The arguments about the tokens that the first Canon layer gets."""
-    known: set[str] = set()
+def layout_of_a_layer(tokens: torch.Tensor, **options: Any) -> Layout:
+    """The layout of the tokens that a Canon layer gets."""
+    model: Any = canonized("llama", "A")
+    layouts: list[Layout] = []
     layer = model.model.layers[0].canon_A
-    layer.register_forward_pre_hook(
-        lambda m, args, kwargs: known.update(k for k, v in kwargs.items() if v is not None), with_kwargs=True
-    )
+    layer.register_forward_pre_hook(lambda m, args, kwargs: layouts.append(kwargs["layout"]), with_kwargs=True)
     logits(model, tokens, **options)
-    return known
+    return layouts[0]
 
 
 @pytest.mark.parametrize("pads", [[0, 1, 2], [2, 3, 4], [3, 6, 8]], ids=str)

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from tiny_hosts import spread
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM
@@ -16,16 +17,6 @@ from canonlm.core.cache_name import CACHE
 from canonlm.core.errors import expected, unsupported
 
 SIZES = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-
-
-def spread(model):
-    """Weights large enough that a wrong token shows."""
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
-                parameter.normal_(0, parameter.shape[1] ** -0.5)
-    return model.eval()
 
 
 def llama(kind=LlamaForCausalLM):

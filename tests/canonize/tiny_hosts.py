@@ -39,19 +39,23 @@ SINGLE = ("mixtral", "qwen2_moe", "deepseek_v3", "jamba")
 
 
 def host(kind: str, dtype: torch.dtype = DOUBLE, **fields: Any) -> PreTrainedModel:
-    """A small host, with weights large enough that a wrong token shows."""
+    """A small host."""
     layers = {"jamba": 4, "lfm2": 4}.get(kind, 2)
     sizes = Sizes(layers, SIZES.hidden_size, SIZES.num_attention_heads, SIZES.vocab_size, SIZES.seq_len, fields)
     model_class, config = causal_config(f"hf:{kind}", sizes)
     model: Any = model_class
     torch.manual_seed(0)
-    made = model._from_config(config, dtype=torch.float32 if kind in SINGLE else dtype).eval()
+    return spread(model._from_config(config, dtype=torch.float32 if kind in SINGLE else dtype))
+
+
+def spread(model: PreTrainedModel) -> PreTrainedModel:
+    """The same model, with weights large enough that a wrong token shows."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in model.parameters():
             if parameter.ndim == 2:
                 parameter.copy_(parameter.shape[1] ** -0.5 * torch.randn(parameter.shape, generator=generator))
-    return made
+    return model.eval()
 
 
 def with_taps(model: PreTrainedModel) -> PreTrainedModel:

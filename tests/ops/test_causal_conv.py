@@ -66,7 +66,7 @@ def by_slices(x, weight, docs, state):
     history, kernel = 0, weight.shape[-1]
     if state is not None and kernel > 1:
         history, x = kernel - 1, torch.cat([state[..., 1:].transpose(1, 2), x], dim=1)
-    same_doc = None if docs is None else causal_conv_plain.same_document(docs, kernel, history).to(x.dtype)
+    same_doc = None if docs is None else causal_conv_plain.same_document(docs, kernel).to(x.dtype)
     return causal_conv_plain.by_slices(x, weight[:, 0].t(), same_doc, history)
 
 

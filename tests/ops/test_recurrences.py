@@ -394,10 +394,8 @@ def test_operator_of_the_delta_rule_passes_opcheck(docs):
     """Shapes, strides and gradients of fake tensors equal the real ones; nothing is changed in place."""
     *tokens, state = singles(OPS["delta rule"].inputs(11, time=8)[0])
     tokens = [x if x.ndim == 4 else x[..., None] for x in tokens]
-    doc_ids = torch.zeros(2, 9, dtype=torch.long)
-    if docs:
-        doc_ids[0, 3:] = 1
-    torch.library.opcheck(delta_module._forward, (*tokens, None, doc_ids, state, 0.5, False, 4))
+    starts = (torch.arange(8) == torch.tensor([[3], [8]])) if docs else None
+    torch.library.opcheck(delta_module._forward, (*tokens, None, starts, state, 0.5, False, 4))
     *tokens, state = singles(OPS["vector rule"].inputs(11, time=8)[0])
     tokens[4] = tokens[4][..., None]
-    torch.library.opcheck(delta_module._forward, (*tokens, doc_ids, state, 0.5, True, 4))
+    torch.library.opcheck(delta_module._forward, (*tokens, starts, state, 0.5, True, 4))

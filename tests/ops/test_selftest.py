@@ -10,16 +10,12 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from canonlm.ops import gated_delta_rule, gated_linear_attention, selftest, ssd
-from canonlm.ops.selftest import as_form, attempt, judge, known
+from canonlm.ops import gated_delta_rule, gated_linear_attention, registry, selftest, ssd
+from canonlm.ops.selftest import attempt, judge, known
 
 MODULES = {"gla": gated_linear_attention, "delta rule": gated_delta_rule, "ssd": ssd}
 CPU = torch.device("cpu")
-CHUNKED = {
-    "gla": as_form(gated_linear_attention.gated_linear_attention_chunked, "state_BJKV"),
-    "delta rule": as_form(gated_delta_rule.gated_delta_rule_chunked, "state_BHKV"),
-    "ssd": as_form(ssd.ssd_chunked, "state_BHPN"),
-}
+CHUNKED = {"gla": registry._GLA, "delta rule": registry._DELTA_RULE, "ssd": registry._SSD}
 
 
 def kernel(name, fast=None):
@@ -31,13 +27,6 @@ def kernel(name, fast=None):
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "canonlm" / "kernel-trials.json"
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", MODULES)
-def test_our_chunked_implementations_pass(name, dtype):
-    errors = attempt(kernel(name), CPU, dtype)
-    assert max(errors.values, errors.gradients) <= 1, errors
 
 
 class _WrongGradient(torch.autograd.Function):

@@ -93,8 +93,8 @@ def test_borders_are_where_ids_change(rows):
 @pytest.mark.parametrize("kernel", [varlen_of_2_13, varlen_of_2_11, varlen_of_2_10])
 def test_arguments_of_the_kernel_for_each_torch_version(kernel, monkeypatch):
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
-    for name in ("_takes_windows", "_takes_groups"):
-        monkeypatch.setattr(op, name, getattr(op, name).__wrapped__)  # without the answer cached for the installed one
+    takes = op._kernel_takes.__wrapped__  # without the answers cached for the installed one
+    monkeypatch.setattr(op, "_kernel_takes", takes)
     got = packed_attention(*inputs(), documents_of(document_ids()))
     expected = [
         by_document(*(x[row] for x in inputs()), limits, HEAD_DIM**-0.5)
@@ -122,9 +122,13 @@ def test_the_installed_kernel_takes_these_arguments():
     assert [x.shape for x in gradients] == [x.shape for x in (q, k, v)]
 
 
+def cache_the_answers_about_the_installed_kernel():
+    for name in ("window_size", "enable_gqa"):
+        op._kernel_takes(name)
+
+
 def test_autocast_decides_the_precision(monkeypatch):
-    op._takes_windows()  # caches the answer about the installed kernel
-    op._takes_groups()
+    cache_the_answers_about_the_installed_kernel()
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", lambda q, *_, **__: seen.append(q.dtype) or q)
     seen = []
     with torch.autocast("cpu", torch.bfloat16):
@@ -139,8 +143,7 @@ def test_a_trial_compares_the_kernel_with_the_definition(monkeypatch, damage):
         ids = torch.repeat_interleave(torch.tensor(borders).diff())[None]
         return packed_attention_by_mask(q[None], k[None], v[None], ids)[0]
 
-    op._takes_windows()
-    op._takes_groups()
+    cache_the_answers_about_the_installed_kernel()
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", attend)
     errors = attempt(op.KERNEL, torch.device("cpu"), torch.bfloat16)
     assert (max(errors.values, errors.gradients) <= 1) == (not damage), errors

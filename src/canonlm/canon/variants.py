@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from canonlm.canon.layer import CanonLayer, on_this_device
 from canonlm.canon.sites import Variant
 from canonlm.ops.canon_conv import combined
-from canonlm.ops.causal_conv import causal_conv, causal_conv_per_token
+from canonlm.ops.causal_conv import causal_conv, causal_conv_per_token, dtype_of_sums
 
 GATE_CHANNELS = 12
 """Channels that the gate of a smear reads."""
@@ -37,8 +37,7 @@ class TokenShift(AverageCanon):
         self.flops = 0
 
     def taps(self, x: Tensor) -> Tensor:
-        ones = x.new_ones(self.hidden_size, 1, 1, dtype=_at_least_float32(x))
-        return nn.functional.pad(ones, (0, 1))  # made on the device: a copy from the host would wait
+        return _token_before(x, _at_least_float32(x))
 
 
 class KeyOffset(AverageCanon):
@@ -78,9 +77,9 @@ class Smear(CanonLayer):
     def convolve(
         self, x_BTC: Tensor, doc_ids_BT: Tensor | None, state_BCK: Tensor | None, mixer_input: Tensor | None
     ) -> Tensor:
-        compute = torch.promote_types(_at_least_float32(x_BTC), self.gate.dtype)
-        before = torch.tensor([1.0, 0.0], device=x_BTC.device, dtype=compute).expand(self.hidden_size, 1, 2)
-        past_BTC = causal_conv(x_BTC.to(compute), before, doc_ids_BT=doc_ids_BT, state_BCK=state_BCK)
+        compute = dtype_of_sums(x_BTC, self.gate)
+        before = {"doc_ids_BT": doc_ids_BT, "state_BCK": state_BCK}
+        past_BTC = causal_conv(x_BTC.to(compute), _token_before(x_BTC, compute), **before)
         weight, strength = (on_this_device(part).to(compute) for part in (self.gate, self.strength))
         gate_BT1 = (x_BTC[..., : len(weight)].to(compute) * weight).sum(-1, keepdim=True).sigmoid()
         return (x_BTC + strength * gate_BT1 * past_BTC).to(x_BTC.dtype)
@@ -126,7 +125,7 @@ class DynamicCanon(CanonLayer):
         self, x_BTC: Tensor, doc_ids_BT: Tensor | None, state_BCK: Tensor | None, mixer_input: Tensor | None
     ) -> Tensor:
         assert mixer_input is not None
-        compute = torch.promote_types(_at_least_float32(x_BTC), self.weight.dtype)
+        compute = dtype_of_sums(x_BTC, self.weight)
         made = nn.functional.linear(mixer_input, self.taps_weight.to(mixer_input.dtype))
         made = (made.to_local() if isinstance(made, DTensor) else made).to(compute)
         own_BTHK = made.unflatten(-1, (-1, self.kernel_size)) * (self.scale if self.scaled else 1.0)
@@ -139,6 +138,11 @@ class DynamicCanon(CanonLayer):
     @property
     def scale(self) -> float:
         return (2 * self.kernel_size + 1) ** -0.5
+
+
+def _token_before(x_BTC: Tensor, dtype: torch.dtype) -> Tensor:
+    """The taps of y_t = x_{t-1}. Made on the device: a copy from the host would wait."""
+    return nn.functional.pad(x_BTC.new_ones(x_BTC.shape[-1], 1, 1, dtype=dtype), (0, 1))
 
 
 def _at_least_float32(x: Tensor) -> torch.dtype:

@@ -1,6 +1,7 @@
 """Classes made at run time: a mixin of ours, placed before the class of a host's model, block, MLP or cache."""
 
 import functools
+import types
 from typing import Any
 
 
@@ -25,6 +26,14 @@ def derived(mixin: Any, plain: Any, **attributes: Any) -> Any:
 def plain_class(made: type) -> Any:
     """The class that a derived one was made from."""
     return made.__bases__[1]
+
+
+def change_class(module: Any, made: Any) -> None:
+    """Make `module` one of the class `made`. Where accelerate has put its own forward before the module's, which it
+    keeps as `_old_forward`, it then calls that of the new class."""
+    module.__class__ = made
+    if "_old_forward" in vars(module):
+        module._old_forward = types.MethodType(made.forward, module)
 
 
 def _new(mixin: Any, plain: Any, attributes: dict[str, Any]) -> Any:

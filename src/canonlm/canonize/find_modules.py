@@ -37,14 +37,13 @@ GATED = (("gate_proj", "up_proj"), ("w1", "w3"), ("w_0", "w_1"), ("gate_up_proj"
 PLAIN = ("up_proj", "c_fc", "fc1", "fc_in", "dense_h_to_4h", "w_in", "0")
 """Projections of an MLP before its nonlinearity."""
 
-STATES_OF_ITS_OWN = "keeps its states outside of the library's caches"
 REFUSED = {
-    **dict.fromkeys(("rwkv", "xlstm", "recurrent_gemma"), STATES_OF_ITS_OWN),
+    **dict.fromkeys(("rwkv", "xlstm", "recurrent_gemma"), "keeps its states outside of the library's caches"),
     "xlnet": "has the time axis first in its blocks",
     "xlm": "has no blocks, but lists of their parts",
     "reformer": "splits the sequence into buckets",
     "prophetnet": "runs several streams of tokens through its blocks",
-    **dict.fromkeys(("cpmant",), "lets tokens see later ones"),
+    "cpmant": "lets tokens see later ones",
     **dict.fromkeys(("musicgen", "musicgen_melody"), "reads several codebooks for each token"),
 }
 """Types that cannot have Canon layers, and the reason."""
@@ -55,7 +54,6 @@ class Mixer:
     """A block's mixer; paths start at the block. enter: the module whose input is the mixer's input. leave: the module
     whose output is the mixer's output."""
 
-    path: str
     module: nn.Module
     enter: str
     leave: str
@@ -68,7 +66,6 @@ class Mixer:
 
 @dataclass
 class Mlp:
-    path: str
     enter: str
     leave: str
     projections: list[str]
@@ -185,14 +182,14 @@ def _mixer(path: str, module: nn.Module) -> Mixer | None:
             break
         inner = [(name, child) for name, child in holder.named_children() if any(map(_roles, child.modules()))]
         if not inner:
-            return Mixer(path, module, path, path) if "Attention" in type(module).__name__ else None
+            return Mixer(module, path, path) if "Attention" in type(module).__name__ else None
         enter, holder = f"{enter}.{inner[0][0]}", inner[0][1]
     else:
         return None
     output = getattr(module, "output", None)
     leave = f"{path}.output.dense" if holder is not module and hasattr(output, "dense") else enter
     shares = bool(getattr(holder, "is_kv_shared_layer", False))
-    return Mixer(path, holder, enter, leave, {role: f"{enter}.{name}" for role, name in roles.items()}, shares)
+    return Mixer(holder, enter, leave, {role: f"{enter}.{name}" for role, name in roles.items()}, shares)
 
 
 def _roles(holder: nn.Module) -> dict[str, str]:
@@ -221,12 +218,12 @@ def _is_projection(module: Any) -> bool:
 def _mlp(path: str, module: nn.Module) -> Mlp | None:
     named = any(name.rpartition(".")[2] == "experts" for name, _ in module.named_modules())
     if named or any(parameter.ndim == 3 for parameter in module.parameters()):
-        return Mlp(path, path, path, [], "routed experts have no time axis")
+        return Mlp(path, path, [], "routed experts have no time axis")
     enter, holder = path, module
     for _ in range(3):
         if names := _nonlinear_inputs(holder):
             leave = path if path == enter else enter.rpartition(".")[0] or path
-            return Mlp(path, enter, leave, [f"{enter}.{name}" for name in names])
+            return Mlp(enter, leave, [f"{enter}.{name}" for name in names])
         inner = [(name, child) for name, child in holder.named_children() if any(_nonlinear_inputs(child))]
         inner = inner or [(name, child) for name, child in holder.named_children() if list(child.children())]
         if not inner:
@@ -246,8 +243,8 @@ def _nonlinear_inputs(holder: nn.Module) -> list[str]:
 def _inline_mlp(block: nn.Module) -> list[Mlp]:
     """The MLP of blocks that hold its two projections directly, or in two modules."""
     if all(_is_projection(block._modules.get(name)) for name in ("fc1", "fc2")):
-        return [Mlp("fc1", "fc1", "fc2", ["fc1"])]
+        return [Mlp("fc1", "fc2", ["fc1"])]
     halves = [getattr(block._modules.get(name), "dense", None) for name in ("intermediate", "output")]
     if all(isinstance(half, nn.Module) for half in halves):
-        return [Mlp("intermediate", "intermediate.dense", "output.dense", ["intermediate.dense"])]
+        return [Mlp("intermediate.dense", "output.dense", ["intermediate.dense"])]
     return []

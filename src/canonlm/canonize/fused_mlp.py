@@ -9,7 +9,6 @@ import functools
 import inspect
 import re
 import textwrap
-import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 from canonlm.canon.apply import canon_gated
 from canonlm.canonize import canon_cache
-from canonlm.canonize.derived import Derived, derived, plain_class
+from canonlm.canonize.derived import Derived, change_class, derived, plain_class
 from canonlm.canonize.hooks import OutputHook, Site, part_at, run, running
 from canonlm.ops.canon_conv import State
 
@@ -68,13 +67,12 @@ class GatedSite:
         mlp: Any = part_at(self.block, self.path)
         self.bound = mlp
         if is_usual(mlp):
-            plain: Any = type(mlp)
-            mlp.__class__ = derived(CanonGatedMlp, plain)
+            change_class(mlp, derived(CanonGatedMlp, mlp.__class__))
             mlp.canon_site = self
         else:
             paths = (".".join([*self.path, name]) for name in PROJECTIONS)
             self.hooks = [
-                Site(self.block, path, OutputHook(self.block, name, None, False))
+                Site(self.block, path, OutputHook(self.block, name))
                 for path, name in zip(paths, self.names, strict=True)
             ]
 
@@ -85,9 +83,7 @@ class GatedSite:
         if isinstance(mlp, CanonGatedMlp):
             part: Any = mlp
             del part.canon_site
-            part.__class__ = plain_class(type(part))
-            if "_old_forward" in vars(part):  # of accelerate
-                part._old_forward = types.MethodType(type(part).forward, part)
+            change_class(part, plain_class(type(part)))
 
     def run(self, gate: Tensor, up: Tensor, act: nn.Module) -> Tensor:
         """act(canon(gate)) * canon(up)"""

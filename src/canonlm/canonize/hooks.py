@@ -4,9 +4,8 @@ A block's class is replaced by a subclass, so that the layout of the tokens is o
 that is recomputed in the backward pass gets the same one. Parts keep their classes and get hooks.
 """
 
-import functools
+import inspect
 import threading
-import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from transformers import Cache
 
 from canonlm.canon.layer import kernel_size_of
 from canonlm.canonize import canon_cache
-from canonlm.canonize.derived import Derived, derived, plain_class
+from canonlm.canonize.derived import Derived, change_class, derived, plain_class
 from canonlm.canonize.fused_projections import Channels
 from canonlm.canonize.token_layout import HostLayout, layout_of
 from canonlm.core.errors import InvalidSetting, expected
@@ -58,9 +57,9 @@ def running(owner: Any) -> Call | None:
 class Hosted:
     """A canonized model's decoder, and the hooks on it."""
 
-    def __init__(self, decoder: nn.Module, names: Sequence[str]) -> None:
-        """decoder: the module that takes `input_ids`; names: of its forward's arguments."""
-        self.decoder, self.names = decoder, tuple(names)
+    def __init__(self, decoder: nn.Module) -> None:
+        """decoder: the module that takes `input_ids`."""
+        self.decoder, self.names = decoder, tuple(inspect.signature(decoder.forward).parameters)
         self.handles = [
             decoder.register_forward_pre_hook(self.begin, with_kwargs=True),
             decoder.register_forward_hook(self.end, with_kwargs=True, always_call=True),
@@ -142,10 +141,10 @@ class CanonBlock(Derived):
         try:
             block: Any = self
             for name in self.canon_ends["input"]:
-                args, kwargs = on_input(args, kwargs, functools.partial(run, block, name))
+                args, kwargs = InputHook(block, name)(block, args, kwargs)
             output = super().forward(*args, **kwargs)  # type: ignore[misc]
             for name in self.canon_ends["output"]:
-                output = OutputHook(block, name, None, False)(block, args, output)
+                output = OutputHook(block, name)(block, args, output)
             return output
         finally:
             call.end()
@@ -181,17 +180,6 @@ def run(block: nn.Module, name: str, x: Tensor, mixer_input: Tensor | None = Non
     return y if y.shape == shape else y.reshape(shape)
 
 
-def on_input(args: tuple, kwargs: dict[str, Any], change: Any) -> tuple[tuple, dict[str, Any]]:
-    """The arguments with the hidden states replaced, everywhere."""
-    x = next((value for value in args if isinstance(value, Tensor)), None)
-    if x is None:
-        x = kwargs.get("hidden_states")
-    if x is None:
-        x = next(value for value in kwargs.values() if isinstance(value, Tensor) and value.is_floating_point())
-    y = change(x)
-    return tuple(y if value is x else value for value in args), {k: y if v is x else v for k, v in kwargs.items()}
-
-
 class InputHook:
     """Before a module's forward: a Canon layer on its input."""
 
@@ -199,13 +187,22 @@ class InputHook:
         self.block, self.name = block, name
 
     def __call__(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        return on_input(args, kwargs, lambda x: run(self.block, self.name, x))
+        """The arguments with the hidden states replaced, everywhere."""
+        x = next((value for value in args if isinstance(value, Tensor)), None)
+        if x is None:
+            x = kwargs.get("hidden_states")
+        if x is None:
+            x = next(value for value in kwargs.values() if isinstance(value, Tensor) and value.is_floating_point())
+        y = run(self.block, self.name, x)
+        return tuple(y if value is x else value for value in args), {k: y if v is x else v for k, v in kwargs.items()}
 
 
 class OutputHook:
     """After a module's forward: a Canon layer on its output, or on some channels of it."""
 
-    def __init__(self, block: nn.Module, name: str, channels: Channels | None, takes_input: bool) -> None:
+    def __init__(
+        self, block: nn.Module, name: str, channels: Channels | None = None, takes_input: bool = False
+    ) -> None:
         self.block, self.name, self.channels, self.takes_input = block, name, channels, takes_input
 
     def __call__(self, module: nn.Module, args: tuple, output: Any) -> Any:
@@ -267,26 +264,20 @@ def part_at(block: nn.Module, path: Sequence[str]) -> nn.Module:
 
 
 def wrap_block(block: nn.Module, host: Hosted, index: int) -> None:
-    hooked = getattr(block, "_old_forward", None)  # of accelerate, which puts its own forward before ours
-    if "forward" in vars(block) and hooked is None:
+    if "forward" in vars(block) and "_old_forward" not in vars(block):  # the latter is accelerate's, which calls ours
         what = "blocks whose forward nothing has replaced: canonize the model first"
         raise InvalidSetting("model", f"model: expected {what}, got a {type(block).__name__} with another forward")
-    plain: Any = type(block)
-    block.__class__ = derived(CanonBlock, plain)
     part: Any = block
+    change_class(part, derived(CanonBlock, part.__class__))
     part.canon_host, part.canon_index, part.canon_bound = host, index, []
     part.canon_ends = {"input": [], "output": []}
-    if hooked is not None:
-        block._old_forward = types.MethodType(type(block).forward, block)  # type: ignore[assignment]
 
 
 def unwrap_block(block: nn.Module) -> None:
     for name in [name for name in block._modules if name.startswith("canon_")]:
         delattr(block, name)
-    block.__class__ = plain_class(type(block))
+    change_class(block, plain_class(type(block)))
     for site in block.canon_bound:  # type: ignore[union-attr]
         site.remove()
     for name in ("canon_host", "canon_index", "canon_bound", "canon_ends"):
         delattr(block, name)
-    if "_old_forward" in vars(block):
-        block._old_forward = types.MethodType(type(block).forward, block)  # type: ignore[assignment]

@@ -19,9 +19,7 @@ from canonlm.core.errors import expected
 def install(model: PreTrainedModel, places: list[Place]) -> None:
     """Create the layers, on the devices of the blocks, and bind them."""
     canon_cache.watch_caches()
-    decoder = _decoder(model, places[0].block)
-    names = list(inspect.signature(decoder.forward).parameters)
-    host = Hosted(decoder, names)
+    host = Hosted(_decoder(model, places[0].block))
     paths = list(dict.fromkeys(one.block for one in places))
     for index, path in enumerate(paths):
         wrap_block(model.get_submodule(path), host, index)

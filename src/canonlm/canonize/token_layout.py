@@ -74,20 +74,18 @@ def layout_of(model: PreTrainedModel, arguments: Mapping[str, Any]) -> HostLayou
         real = _real(mask, past, time)
     elif isinstance(mask, Tensor) and mask.ndim == 4:
         real, doc_ids = read_mask(mask, past, batch, time)
-        doc_ids = None if _none_if(doc_ids == 0, torch.all) is None else doc_ids
+        doc_ids = None if _none_if_all(doc_ids == 0) is None else doc_ids
     if doc_ids is None:
         doc_ids = _documents(model, arguments, cache, batch, time)
-    real = _none_if(real, torch.all)
+    real = _none_if_all(real)
     filled = cache is not None and not torch.compiler.is_compiling() and _is_filled(cache, past)
     gaps = real is not None and has_gaps(real, filled)
     return HostLayout(batch, time, Layout(real, as_documents(doc_ids), gaps))
 
 
-def _none_if(values: Tensor | None, test: Any) -> Tensor | None:
-    """`values`, or None if the condition holds for them; within a compiled graph it cannot be checked."""
-    if values is None or (readable(values) and bool(test(values))):
-        return None
-    return values
+def _none_if_all(values: Tensor | None) -> Tensor | None:
+    """`values`, or None if all are True; within a compiled graph that cannot be checked."""
+    return None if values is None or (readable(values) and bool(values.all())) else values
 
 
 def _cache(arguments: Mapping[str, Any]) -> Cache | None:
@@ -137,12 +135,12 @@ def _documents(
                 raise expected(name, what, type(arguments[name]).__name__)
         return None
     mask = arguments.get("attention_mask")
-    if flash and (batch > 1 or (isinstance(mask, Tensor) and _none_if(mask != 0, torch.all) is not None)):
+    if flash and (batch > 1 or (isinstance(mask, Tensor) and _none_if_all(mask != 0) is not None)):
         return None
     if not flash and (mask is not None or cache is not None or makes_cache(model, arguments)):
         return None
     continues = torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1) == 1
-    return None if _none_if(continues, torch.all) is None else (~continues).cumsum(-1).expand(batch, time)
+    return None if _none_if_all(continues) is None else (~continues).cumsum(-1).expand(batch, time)
 
 
 def makes_cache(model: PreTrainedModel, arguments: Mapping[str, Any]) -> bool:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, silu
 
-from canonlm.ops.causal_conv import causal_conv, conv_state
+from canonlm.ops.causal_conv import causal_conv, conv_state, dtype_of_sums
 from canonlm.ops.kernels.api import CANON, GATED, NORMED, Forms, fits_normed, last_real, reach_of, rotary, runs_on
 from canonlm.ops.kernels.dispatch import usable
 from canonlm.ops.varlen import Documents, Layout, real_first
@@ -53,6 +53,8 @@ def canon_conv(
         return in_order(lambda xs, *rest: canon_conv(xs, convs, *rest), xs, layout, state)
     name = "canon silu" if convs[0].activation else "canon several" if len(xs) > 1 else "canon"
     if (how := _launch(name, xs, convs)) is not None:
+        how["biases"] = [conv.bias for conv in convs if conv.bias is not None]
+        how["activation"] = "silu" if convs[0].activation else "none"
         return _run(CANON, (xs,), how, xs, layout, state)
     if len(xs) > 1:
         kernels = [conv.taps.shape[-1] for conv in convs]
@@ -66,11 +68,8 @@ def gated_conv(
 ) -> tuple[Tensor, Tensor | None] | None:
     """act(conv(gate)) * conv(up), and the state, in one pass; None: no kernel does. act: its name."""
     xs = gate, up
-    if _needs_gradient(state) or has_gaps(layout, xs) or not all(map(_only_convolves, convs)):
+    if not _can_join(xs, convs, layout, state) or (how := _launch("gated", xs, convs)) is None:
         return None
-    if (how := _launch("gated", xs, convs)) is None:
-        return None
-    del how["biases"]
     return _run(GATED, xs, how | {"activation": act}, xs, layout, state)
 
 
@@ -84,13 +83,10 @@ def rotary_convs(
 ) -> list[Tensor] | None:
     """`[B, T, heads, C / heads]`: the convolutions, and the rotary embedding of the first heads, for rows without
     past. sizes: (heads, rotated heads) of each. None: no kernel computes both."""
-    if not all(map(_only_convolves, convs)) or has_gaps(layout, xs):
-        return None
     head_dim = xs[0].shape[-1] // sizes[0][0]
     in_pairs = head_dim % 2 == 0 and cos.dtype == sin.dtype == torch.float32
-    if not in_pairs or (how := _launch("rotary", xs, convs)) is None:
+    if not in_pairs or not _can_join(xs, convs, layout) or (how := _launch("rotary", xs, convs)) is None:
         return None
-    del how["biases"], how["activation"]
     reach = reach_of(layout.doc_ids, layout.attention_mask) if layout.reach is None else layout.reach
     ys = rotary(xs, **how, cos=cos, sin=sin, rotated=[count for _, count in sizes], head_dim=head_dim, reach=reach)
     return [y.unflatten(-1, (heads, head_dim)) for y, (heads, _) in zip(ys, sizes, strict=True)]
@@ -100,11 +96,9 @@ def normed_conv(
     x: Tensor, branch: Tensor | None, weight: Tensor, eps: float, conv: Conv, layout: Layout, state: State = NONE
 ) -> tuple[tuple[Tensor, Tensor], Tensor | None] | None:
     """s = x + branch (or x) and conv(rms_norm(s) * weight), and the state, in one pass; None: no kernel does."""
-    if _needs_gradient(state) or has_gaps(layout, [x]) or not _only_convolves(conv):
+    fits = fits_normed(x.shape[-1], conv.taps.shape[-1]) and _can_join([x], [conv], layout, state)
+    if not fits or (how := _launch("normed", [x], [conv])) is None:
         return None
-    if not fits_normed(x.shape[-1], conv.taps.shape[-1]) or (how := _launch("normed", [x], [conv])) is None:
-        return None
-    del how["biases"], how["activation"]
     [how["taps"]] = how["taps"]
     if branch is not None and torch.promote_types(x.dtype, branch.dtype) != x.dtype:
         x, branch = x + branch, None
@@ -194,7 +188,7 @@ def combined(taps_C1K: Tensor, conv: Conv) -> Tensor:
 
 def _plain(x_BTC: Tensor, conv: Conv, doc_ids_BT: Tensor | None, state_BCK: Tensor | None) -> Tensor:
     """In at least float32, by `causal_conv`."""
-    compute = _compute(x_BTC, conv)
+    compute = dtype_of_sums(x_BTC, conv.taps)
     taps, context = conv.taps.to(compute), {"doc_ids_BT": doc_ids_BT, "state_BCK": state_BCK}
     if not conv.activation and conv.bias is None:
         # x + conv(x) is one convolution whose last tap is larger by one: one pass and one rounding less.
@@ -209,12 +203,12 @@ def _plain(x_BTC: Tensor, conv: Conv, doc_ids_BT: Tensor | None, state_BCK: Tens
     return (y_BTC if conv.scale == 1 else y_BTC * conv.scale).to(x_BTC.dtype)
 
 
-def _only_convolves(conv: Conv) -> bool:
-    return conv.bias is None and not conv.activation
-
-
-def _compute(x: Tensor, conv: Conv) -> torch.dtype:
-    return torch.promote_types(torch.promote_types(x.dtype, torch.float32), conv.taps.dtype)
+def _can_join(xs: Sequence[Tensor], convs: Sequence[Conv], layout: Layout, state: State = NONE) -> bool:
+    """Whether one kernel can compute the convolutions and what surrounds them. It has no bias, no activation of a
+    convolution's own, and no gradient of the state after these tokens."""
+    only_convolve = all(conv.bias is None and not conv.activation for conv in convs)
+    needs_gradient = state.is_returned and torch.is_grad_enabled()
+    return only_convolve and not needs_gradient and not has_gaps(layout, xs)
 
 
 def _launch(name: str, xs: Sequence[Tensor], convs: Sequence[Conv]) -> dict[str, Any] | None:
@@ -227,14 +221,7 @@ def _launch(name: str, xs: Sequence[Tensor], convs: Sequence[Conv]) -> dict[str,
     alike = len(kinds) == 1 and all(len({x.dtype for x in tensors}) <= 1 for tensors in (xs, taps, biases))
     if not alike or not usable(name, *xs, *taps, *biases, kernel=taps[0].shape[-1]):
         return None
-    activation = "silu" if convs[0].activation else "none"
-    how: dict[str, Any] = {"taps": taps, "biases": biases, "activation": activation}
-    return how | {"residual": convs[0].residual, "scale": convs[0].scale}
-
-
-def _needs_gradient(state: State) -> bool:
-    """Whether a gradient may flow through the state after these tokens, which kernels do not compute."""
-    return state.is_returned and torch.is_grad_enabled()
+    return {"taps": taps, "residual": convs[0].residual, "scale": convs[0].scale}
 
 
 def _run(

@@ -35,7 +35,7 @@ def causal_conv(
     every tap (`benchmarks/canon.py` has the numbers). Derivatives beyond a first backward are those of the slices.
     """
     kernel = weight_C1K.shape[-1]
-    compute = torch.promote_types(torch.promote_types(x_BTC.dtype, weight_C1K.dtype), torch.float32)
+    compute = dtype_of_sums(x_BTC, weight_C1K)
     if state_BCK is not None and x_BTC.shape[1] == 1:  # decoding: nothing to shift, no documents to separate
         window_BCK = torch.cat([state_BCK[..., 1:].to(x_BTC.dtype), x_BTC.transpose(1, 2)], dim=-1)
         return (window_BCK.to(compute) * weight_C1K[:, 0]).sum(-1).to(x_BTC.dtype)[:, None]
@@ -48,7 +48,7 @@ def causal_conv(
         if doc_ids_BT is not None and history:
             doc_ids_BT = torch.cat([doc_ids_BT[:, :1].expand(-1, history), doc_ids_BT], dim=1)
         return convolve(x_BTC, weight_KC, doc_ids_BT, history)
-    same_doc = None if doc_ids_BT is None else same_document(doc_ids_BT, kernel, history).to(compute)
+    same_doc = None if doc_ids_BT is None else same_document(doc_ids_BT, kernel).to(compute)
     if by_definition():
         return by_slices(x_BTC, weight_KC, same_doc, history)
     if not torch.compiler.is_compiling():
@@ -56,6 +56,11 @@ def causal_conv(
     # A compiler would remove `contiguous` and read weights K numbers apart, without vector instructions in the whole
     # loop that it fuses the convolution into: three times slower next to an exponential.
     return by_slices(x_BTC, materialize(weight_KC), same_doc, history)
+
+
+def dtype_of_sums(x: Tensor, weight: Tensor) -> torch.dtype:
+    """That of inputs and weights, and at least float32."""
+    return torch.promote_types(torch.promote_types(x.dtype, weight.dtype), torch.float32)
 
 
 def causal_conv_per_token(
@@ -71,7 +76,7 @@ def causal_conv_per_token(
     past = x_BTC.new_zeros(x_BTC.shape[0], kernel, x_BTC.shape[2]) if state_BCK is None else state_BCK.transpose(1, 2)
     full = torch.cat([past[:, 1:].to(x_BTC.dtype), x_BTC], dim=1).unflatten(-1, (taps_BTHK.shape[2], -1))
     if doc_ids_BT is not None:
-        same_doc = same_document(doc_ids_BT, kernel, kernel - 1)
+        same_doc = same_document(doc_ids_BT, kernel)
         taps_BTHK = taps_BTHK * same_doc.flip(0).permute(1, 2, 0)[:, :, None].to(taps_BTHK.dtype)
     parts = (full[:, j : j + time] * taps_BTHK[..., j, None] for j in range(kernel))
     return sum(parts, torch.zeros((), dtype=taps_BTHK.dtype, device=x_BTC.device)).flatten(-2)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 
-def same_document(doc_ids_BT: Tensor, kernel: int, history: int) -> Tensor:
+def same_document(doc_ids_BT: Tensor, kernel: int) -> Tensor:
     """`[K, B, T]`: whether the token i steps back (row i) is in the same document. History is in the first token's."""
     time = doc_ids_BT.shape[1]
     # Without history the first taps reach before the row: any value does, they are never read.
@@ -35,5 +35,5 @@ def by_documents(x_BSC: Tensor, weight_KC: Tensor, doc_ids_BS: Tensor | None, hi
     """The same, with the documents of all S positions."""
     if doc_ids_BS is None:
         return by_slices(x_BSC, weight_KC, None, history)
-    same_doc = same_document(doc_ids_BS[:, history:], len(weight_KC), history)
+    same_doc = same_document(doc_ids_BS[:, history:], len(weight_KC))
     return by_slices(x_BSC, weight_KC, same_doc.to(weight_KC.dtype), history)

@@ -1,4 +1,4 @@
-"""Shared by the recurrences: the starts of documents, and time split into chunks.
+"""Shared by the recurrences: decays that end at documents, and time split into chunks.
 
 Shapes: B batch, T time, H heads, D channels; N chunks of C tokens.
 """
@@ -14,14 +14,6 @@ from canonlm.ops.derivatives import differentiated_again, gradients
 
 BLOCK = 2**17
 """Numbers of a tensor that a CPU thread processes at once, so that intermediate results stay in its caches."""
-
-
-def starts(doc_ids_BT: Tensor | None, time: int) -> Tensor | None:
-    """`[B, time]`, True at tokens whose document is not that of the token before."""
-    if doc_ids_BT is None:
-        return None
-    starts_BT = doc_ids_BT[:, 1:] != doc_ids_BT[:, :-1]
-    return torch.nn.functional.pad(starts_BT, (1, time - doc_ids_BT.shape[1]))
 
 
 def decays(g_BTX: Tensor, starts_BT: Tensor | None) -> Tensor:

@@ -2,10 +2,13 @@
 
 import functools
 from collections.abc import Callable
+from typing import ParamSpec
 
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
+
+P = ParamSpec("P")
 
 
 @torch.compiler.assume_constant_result
@@ -41,13 +44,13 @@ _materialize.register_fake(lambda x: x.new_empty(x.shape))
 _materialize.register_autograd(lambda ctx, dx: dx)
 
 
-def cached_constant(function: Callable[[], bool]) -> Callable[[], bool]:
-    """A cached function whose result is a constant to compilers, which would trace into a bare `functools.cache`."""
-    cached = functools.cache(function)
+def cached_constant(function: Callable[P, bool]) -> Callable[P, bool]:
+    """A cached function whose results are constants to compilers, which would trace into a bare `functools.cache`."""
+    cached: Callable[..., bool] = functools.cache(function)
 
     @torch.compiler.assume_constant_result
     @functools.wraps(function)
-    def call() -> bool:
-        return cached()
+    def call(*args: P.args, **kwargs: P.kwargs) -> bool:
+        return cached(*args, **kwargs)
 
     return call

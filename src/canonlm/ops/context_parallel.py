@@ -82,13 +82,11 @@ def to_heads(x: Tensor, span: Span | None, time: int = 1, heads: int = 2) -> Ten
     return span.exchange(x.unflatten(heads, (span.size, -1)).movedim(heads, 0)).movedim(0, time).flatten(time, time + 1)
 
 
-def to_tokens(x: Tensor, span: Span | None, time: int = 1, heads: int = 2) -> Tensor:
-    """The reverse."""
+def to_tokens(x: Tensor, span: Span | None, heads: int = 2) -> Tensor:
+    """The reverse, with time in dimension 1."""
     if span is None:
         return x
-    return (
-        span.exchange(x.unflatten(time, (span.size, -1)).movedim(time, 0)).movedim(0, heads).flatten(heads, heads + 1)
-    )
+    return span.exchange(x.unflatten(1, (span.size, -1)).movedim(1, 0)).movedim(0, heads).flatten(heads, heads + 1)
 
 
 Op = Callable[..., tuple[Tensor, Any]]

@@ -23,10 +23,10 @@ from torch import Tensor
 from canonlm.ops import fla
 from canonlm.ops.autocast import outside_autocast
 from canonlm.ops.channel_decays import Decayed, decay_in_blocks, scores_backward, write_scores
-from canonlm.ops.chunks import decays, derivatives, from_chunks, pad_to_chunks, save_inputs, segments, starts, to_chunks
+from canonlm.ops.chunks import decays, derivatives, from_chunks, pad_to_chunks, save_inputs, segments, to_chunks
 from canonlm.ops.selftest import SHAPE, Inputs, Kernel, as_form, judge, log_decays, normal, states
 from canonlm.ops.steps import by_steps, run_steps
-from canonlm.ops.varlen import Documents, as_documents
+from canonlm.ops.varlen import Documents, as_documents, starts
 
 
 @outside_autocast
@@ -89,7 +89,7 @@ def gated_delta_rule_recurrent(
     doc_ids_BT: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The definition, one step at a time: what every other form is tested against, and how we decode."""
-    batch, time, heads, channels = q_BTHK.shape
+    batch, _, heads, channels = q_BTHK.shape
     compute = torch.promote_types(v_BTHV.dtype, torch.float32)
     q, k, v, g, beta = (x.to(compute) for x in (q_BTHK, k_BTHK, v_BTHV, g_BTHI, beta_BTH))
     r = k if r_BTHK is None else r_BTHK.to(compute)
@@ -103,7 +103,7 @@ def gated_delta_rule_recurrent(
         state = state + k[..., None] * (beta[..., None, None] * error_BH1V)
         return (q[:, :, None] @ state)[:, :, 0], state
 
-    o_BTHV, state = run_steps(step, state, q, k, v, decays(g, starts(doc_ids_BT, time)), beta, r)
+    o_BTHV, state = run_steps(step, state, q, k, v, decays(g, starts(doc_ids_BT)), beta, r)
     return o_BTHV.to(v_BTHV.dtype), state
 
 
@@ -138,8 +138,6 @@ def gated_delta_rule_chunked(
     compute = torch.promote_types(v_BTHV.dtype, torch.float32)
     if state_BHKV is None:
         state_BHKV = v_BTHV.new_zeros(batch, heads, channels, values, dtype=compute)
-    if doc_ids_BT is None:
-        doc_ids_BT = torch.zeros(batch, time, dtype=torch.int64, device=v_BTHV.device)
     scale = channels**-0.5 if scale is None else scale
     if chunk is None:  # larger ones cost more arithmetic, smaller ones more launches on a GPU
         chunk = 32 if v_BTHV.device.type == "cpu" else 64
@@ -148,9 +146,8 @@ def gated_delta_rule_chunked(
     g = g_BTHI if by_channel else g_BTHI[..., None]
     inputs = pad_to_chunks(chunk, q_BTHK, k_BTHK, v_BTHV, g, beta_BTH[..., None])
     r = None if r_BTHK is None else pad_to_chunks(chunk, r_BTHK)[0]
-    padding = doc_ids_BT[:, -1:].expand(-1, inputs[0].shape[1] - time)
-    docs = torch.cat([doc_ids_BT[:, :1], doc_ids_BT, padding], dim=1)
-    o_BTHV, state, *_ = _forward(*inputs, r, docs, state_BHKV.to(compute), scale, by_channel, chunk)
+    starts_BT = starts(doc_ids_BT, inputs[0].shape[1])
+    o_BTHV, state, *_ = _forward(*inputs, r, starts_BT, state_BHKV.to(compute), scale, by_channel, chunk)
     return o_BTHV[:, :time], state
 
 
@@ -163,23 +160,21 @@ def _forward(
     g: Tensor,
     beta: Tensor,
     r: Tensor | None,
-    docs: Tensor,
+    starts: Tensor | None,
     state: Tensor,
     scale: float,
     by_channel: bool,
     chunk: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Full chunks of tokens; `docs` has one more token, before the first.
-
-    Returns (o, the next state, and for the backward the inverses, errors and states).
+    """Full chunks of tokens. Returns (o, the next state, and for the backward the inverses, errors and states).
 
     Further shapes: N chunks, L = B H lanes, C tokens of a chunk, S = 2 C for queries above keys.
     """
-    o, _, inverses, errors, states = _outputs(q, k, v, g, beta, r, docs, state, scale, by_channel, chunk)
+    o, _, inverses, errors, states = _outputs(q, k, v, g, beta, r, starts, state, scale, by_channel, chunk)
     identity = torch.eye(chunk, dtype=state.dtype, device=state.device)
     states[0] = state.flatten(0, 1)
     for block, tokens in segments(k, chunk):
-        x = _local(q, k, g, beta, r, docs, tokens, by_channel, chunk, state.dtype)
+        x = _local(q, k, g, beta, r, starts, tokens, by_channel, chunk, state.dtype)
         inverses[block] = torch.linalg.solve_triangular(
             x.scores[:, :, chunk:], identity.expand_as(inverses[block]), upper=False, unitriangular=True
         )
@@ -194,7 +189,7 @@ def _forward(
 
 
 @_forward.register_fake
-def _outputs(q, k, v, g, beta, r, docs, state, scale, by_channel, chunk):
+def _outputs(q, k, v, g, beta, r, starts, state, scale, by_channel, chunk):
     (batch, time, heads, channels), values = q.shape, v.shape[-1]
     chunks, lanes = time // chunk, batch * heads
     return (
@@ -217,7 +212,7 @@ def _backward(
     g: Tensor,
     beta: Tensor,
     r: Tensor | None,
-    docs: Tensor,
+    starts: Tensor | None,
     inverses: Tensor,
     errors: Tensor,
     states: Tensor,
@@ -226,11 +221,11 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of q, k, v, g, beta, r (without it no numbers) and the state. What does not depend on states is
     recomputed."""
-    gradients = _gradients(do, dstate, q, k, v, g, beta, r, docs, inverses, errors, states, scale, by_channel)
+    gradients = _gradients(do, dstate, q, k, v, g, beta, r, starts, inverses, errors, states, scale, by_channel)
     chunk, compute = inverses.shape[-1], states.dtype
     dstate_LKV = dstate.flatten(0, 1)
     for block, tokens in reversed(segments(k, chunk)):
-        x = _local(q, k, g, beta, r, docs, tokens, by_channel, chunk, compute)
+        x = _local(q, k, g, beta, r, starts, tokens, by_channel, chunk, compute)
         do_NLCV = to_chunks(do[:, tokens], chunk, compute) * scale
         reads = inverses[block] @ x.faded[:, :, chunk:]
         derrors = x.scores[:, :, :chunk].mT @ do_NLCV
@@ -267,15 +262,14 @@ def _backward(
 
 
 @_backward.register_fake
-def _gradients(do, dstate, q, k, v, g, beta, r, docs, inverses, errors, states, scale, by_channel):
+def _gradients(do, dstate, q, k, v, g, beta, r, starts, inverses, errors, states, scale, by_channel):
     return tuple(q.new_empty(0) if x is None else x.new_empty(x.shape) for x in (q, k, v, g, beta, r, dstate))
 
 
-def _definition(q, k, v, g, beta, r, docs, state, scale, by_channel):
+def _definition(q, k, v, g, beta, r, starts, state, scale, by_channel):
     g = g if by_channel else g[..., 0]
-    return gated_delta_rule_recurrent(
-        q, k, v, g, beta[..., 0], r, scale=scale, state_BHKV=state, doc_ids_BT=docs[:, 1:]
-    )
+    doc_ids = None if starts is None else starts.cumsum(1)
+    return gated_delta_rule_recurrent(q, k, v, g, beta[..., 0], r, scale=scale, state_BHKV=state, doc_ids_BT=doc_ids)
 
 
 _forward.register_autograd(derivatives(_backward, _definition), setup_context=save_inputs)
@@ -311,13 +305,13 @@ class _Local(NamedTuple):
             scores_backward(dscores, qr, self.writes, self.decay, self.decayed, dqr, dwrites)
 
 
-def _local(q, k, g, beta, r, docs, tokens: slice, by_channel: bool, chunk: int, compute: torch.dtype) -> _Local:
+def _local(q, k, g, beta, r, starts, tokens: slice, by_channel: bool, chunk: int, compute: torch.dtype) -> _Local:
     qr = torch.cat([to_chunks(x[:, tokens], chunk, compute) for x in (q, k if r is None else r)], dim=2)
     keys = qr[:, :, chunk:] if r is None else to_chunks(k[:, tokens], chunk, compute)
     beta = to_chunks(beta[:, tokens], chunk, compute)
     writes = beta * keys
+    starts = None if starts is None else starts[:, tokens]
     if by_channel:
-        starts = (docs[:, 1:] != docs[:, :-1])[:, tokens]
         decay = to_chunks(decays(g[:, tokens].to(compute), starts), chunk)
         kinds = qr.unflatten(2, (2, chunk)).movedim(2, 0)
         decayed = decay_in_blocks(kinds, writes, decay)
@@ -331,15 +325,16 @@ def _local(q, k, g, beta, r, docs, tokens: slice, by_channel: bool, chunk: int, 
     # In float64: after a token that erases the state (g = -1000) float32 would lose digits of the next ones.
     # exp(-1000) is already 0; larger sums would lose digits, too, and differences of infinite ones are not numbers.
     b = to_chunks(g[:, tokens], chunk, torch.float64).clamp(min=-1000).cumsum(2)
-    before = docs[:, tokens][:, ::chunk].t()[:, :, None, None, None]
-    docs = docs[:, 1:][:, tokens].unflatten(1, (-1, chunk)).transpose(0, 1)[:, :, None, :, None]
+    starts = torch.zeros_like(g[:, tokens, 0, 0], dtype=torch.bool) if starts is None else starts
+    # The number of a token's document in its chunk: 0 for that of the token before the chunk, and of the state.
+    docs = starts.unflatten(1, (-1, chunk)).cumsum(2).transpose(0, 1)[:, :, None, :, None]
 
     def fade(exponent: Tensor, same: Tensor) -> Tensor:
         by_head = exponent.to(compute).exp().unflatten(1, (-1, q.shape[2]))
         return by_head.mul_(same.to(compute)).flatten(1, 2)
 
     decay = fade((b - b.mT).tril_(), (docs == docs.mT).tril_())
-    start = fade(b, docs == before).repeat(1, 1, 2, 1)
+    start = fade(b, docs == 0).repeat(1, 1, 2, 1)
     end = fade(b[:, :, -1:] - b, docs == docs[:, :, :, -1:])
     scores = qr @ writes.mT
     scores.unflatten(2, (2, chunk)).mul_(decay[:, :, None])

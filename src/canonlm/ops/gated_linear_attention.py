@@ -16,20 +16,10 @@ from torch import Tensor
 from canonlm.ops import fla
 from canonlm.ops.autocast import outside_autocast
 from canonlm.ops.channel_decays import decay_in_blocks, scores_backward, write_scores
-from canonlm.ops.chunks import (
-    decays,
-    derivatives,
-    from_chunks,
-    pad_to_chunks,
-    save_inputs,
-    scan,
-    segments,
-    starts,
-    to_chunks,
-)
+from canonlm.ops.chunks import decays, derivatives, from_chunks, pad_to_chunks, save_inputs, scan, segments, to_chunks
 from canonlm.ops.selftest import SHAPE, Inputs, Kernel, as_form, judge, log_decays, normal, states
 from canonlm.ops.steps import by_steps, run_steps
-from canonlm.ops.varlen import Documents, as_documents
+from canonlm.ops.varlen import Documents, as_documents, starts
 
 
 @outside_autocast
@@ -72,10 +62,10 @@ def gated_linear_attention_recurrent(
     doc_ids_BT: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The definition, one step at a time: what every other form is tested against, and how we decode."""
-    (batch, time, _, channels), kv_heads = q_BTHK.shape, k_BTJK.shape[2]
+    (batch, _, _, channels), kv_heads = q_BTHK.shape, k_BTJK.shape[2]
     compute = torch.promote_types(v_BTJV.dtype, torch.float32)
     q, k, v = q_BTHK.to(compute).unflatten(2, (kv_heads, -1)), k_BTJK.to(compute), v_BTJV.to(compute)
-    decay_BTJK = decays(g_BTJK.to(compute), starts(doc_ids_BT, time))
+    decay_BTJK = decays(g_BTJK.to(compute), starts(doc_ids_BT))
     state = v.new_zeros(batch, kv_heads, channels, v.shape[-1]) if state_BJKV is None else state_BJKV.to(compute)
     scale = channels**-0.5 if scale is None else scale
 

@@ -32,8 +32,9 @@ def packed_attention(q_BTHE: Tensor, k_BTJE: Tensor, v_BTJE: Tensor, documents: 
     """The sums above, `[B, T, H, E]`, by torch's kernel for rows of unequal lengths (flash attention)."""
     from torch.nn.attention.varlen import varlen_attn  # imported here, as it takes seconds
 
-    options: dict[str, Any] = {"window_size": (-1, 0)} if _takes_windows() else {"is_causal": True}
-    if _takes_groups():
+    # Since torch 2.11 it has window_size in place of is_causal, and takes fewer key/value than query heads since 2.12.
+    options: dict[str, Any] = {"window_size": (-1, 0)} if _kernel_takes("window_size") else {"is_causal": True}
+    if _kernel_takes("enable_gqa"):
         options["enable_gqa"] = True
     else:
         group = q_BTHE.shape[2] // k_BTJE.shape[2]
@@ -58,18 +59,8 @@ def packed_attention_by_mask(q_BTHE: Tensor, k_BTJE: Tensor, v_BTJE: Tensor, doc
 
 
 @cached_constant
-def _takes_windows() -> bool:
-    """Whether `varlen_attn` has `window_size`, since torch 2.11; it had `is_causal` before."""
-    return _takes("window_size")
-
-
-@cached_constant
-def _takes_groups() -> bool:
-    """Whether it takes fewer key/value heads than query heads, since torch 2.12."""
-    return _takes("enable_gqa")
-
-
-def _takes(name: str) -> bool:
+def _kernel_takes(name: str) -> bool:
+    """Whether the installed `varlen_attn` has an argument of that name."""
     from torch.nn.attention.varlen import varlen_attn
 
     return name in inspect.signature(varlen_attn).parameters

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from canonlm.core import user_folders
+from canonlm.ops.compiled import cached_constant
 
 LIMITS = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 1e-2}
 """Max error of results, relative to the largest entry, by the precision of the inputs."""
@@ -106,26 +107,22 @@ def judge(kernel: Kernel) -> Callable[..., bool]:
     wrong kernel once. To a compiler the result is a constant.
     """
 
-    @functools.cache
-    def once(with_gradients: bool, device: str, dtype: torch.dtype) -> bool:
+    @cached_constant
+    def is_right(with_gradients: bool, device: str = "cuda", dtype: torch.dtype = torch.bfloat16) -> bool:
         try:
             errors = _in_new_thread(lambda: known(kernel, torch.device(device), dtype))
-            is_right = errors.values <= 1 and (errors.gradients <= 1 or not with_gradients)
+            right = errors.values <= 1 and (errors.gradients <= 1 or not with_gradients)
             wrong = errors.detail or f"its {'gradients' if errors.values <= 1 else 'values'} are off"
             what = f"is wrong on this machine ({wrong})"
         except OSError as error:
-            is_right, what = False, f"could not be tried on this machine ({error})"
-        if not is_right:
+            right, what = False, f"could not be tried on this machine ({error})"
+        if not right:
             warnings.warn(
                 f"{kernel.name} {what}, so the PyTorch form is used, which is slower; "
                 "`canonlm doctor` shows all kernels",
                 stacklevel=2,
             )
-        return is_right
-
-    @torch.compiler.assume_constant_result
-    def is_right(with_gradients: bool, device: str = "cuda", dtype: torch.dtype = torch.bfloat16) -> bool:
-        return once(with_gradients, device, dtype)
+        return right
 
     return is_right
 

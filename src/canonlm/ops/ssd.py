@@ -14,21 +14,11 @@ from torch import Tensor
 
 from canonlm.ops import fla
 from canonlm.ops.autocast import outside_autocast
-from canonlm.ops.chunks import (
-    decays,
-    derivatives,
-    from_chunks,
-    pad_to_chunks,
-    save_inputs,
-    scan,
-    segments,
-    starts,
-    to_chunks,
-)
+from canonlm.ops.chunks import decays, derivatives, from_chunks, pad_to_chunks, save_inputs, scan, segments, to_chunks
 from canonlm.ops.numba_decays import products_on_cpu, usable
 from canonlm.ops.selftest import SHAPE, Inputs, Kernel, as_form, judge, log_decays, normal, states
 from canonlm.ops.steps import by_steps, run_steps
-from canonlm.ops.varlen import Documents, as_documents
+from canonlm.ops.varlen import Documents, as_documents, starts
 
 
 @outside_autocast
@@ -71,7 +61,7 @@ def ssd_recurrent(
 ) -> tuple[Tensor, Tensor]:
     """The definition, one step at a time: what every other form is tested against, and how we decode."""
     v_BTHP, g_BTH, state, (B, C) = _prepared(x_BTHP, dt_BTH, A_H, B_BTGN, C_BTGN, state_BHPN)
-    y_BTHP, state = _recurrent(C, B, v_BTHP, g_BTH, starts(doc_ids_BT, x_BTHP.shape[1]), state)
+    y_BTHP, state = _recurrent(C, B, v_BTHP, g_BTH, starts(doc_ids_BT), state)
     return y_BTHP.to(x_BTHP.dtype), state
 
 

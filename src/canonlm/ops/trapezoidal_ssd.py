@@ -22,9 +22,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from canonlm.ops.autocast import outside_autocast
-from canonlm.ops.chunks import starts
 from canonlm.ops.ssd import ssd
-from canonlm.ops.varlen import Documents, previous_real
+from canonlm.ops.varlen import Documents, previous_real, starts
 
 State = tuple[Tensor, Tensor, Tensor]
 """After a token: S `[B, H, P, N]`, its keys `[B, R, H, N]` and its inputs `[B, R, H, P]`, in at least float32."""
@@ -60,7 +59,7 @@ def trapezoidal_ssd(
     x_before, x_last = _shift(x_BTRHP, x_BRHP, latest)
     now_before, now_last = _shift(now_BTH, now_BTH.new_zeros(batch, heads), latest)
     weight_BTH = g_BTH.exp() * (now_before + before_BTH)
-    first_BT = starts(None if documents is None else documents.ids, time)
+    first_BT = starts(None if documents is None else documents.ids)
     for nothing_BT in (None if real_BT is None else ~real_BT, first_BT):
         if nothing_BT is not None:
             weight_BTH = weight_BTH.masked_fill(nothing_BT[..., None], 0)

@@ -100,6 +100,15 @@ def document_runs(doc_ids_BT: Tensor, attention_mask_BT: Tensor | None) -> Tenso
     return ((doc_ids_BT != before) & follows).cumsum(1)
 
 
+def starts(doc_ids_BT: Tensor | None, time: int | None = None) -> Tensor | None:
+    """`[B, T]`, True at tokens whose document is not that of the token before. time: with tokens at the end, up to that
+    number, which start none."""
+    if doc_ids_BT is None:
+        return None
+    starts_BT = doc_ids_BT[:, 1:] != doc_ids_BT[:, :-1]
+    return torch.nn.functional.pad(starts_BT, (1, 0 if time is None else time - doc_ids_BT.shape[1]))
+
+
 def value_before(x_BT: Tensor, attention_mask_BT: Tensor | None) -> tuple[Tensor, Tensor]:
     """The value at the real token before each; and where both exist: a real token, and a real one before it."""
     real = torch.ones_like(x_BT, dtype=torch.bool) if attention_mask_BT is None else attention_mask_BT != 0

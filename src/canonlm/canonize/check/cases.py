@@ -114,7 +114,8 @@ def _(subject: Subject) -> float:
     first, second = subject.rows[0], subject.rows[1]
     positions = torch.cat([torch.arange(len(row), device=row.device) for row in (first, second)])[None]
     with torch.no_grad():
-        logits = subject.forward(torch.cat([first, second])[None], position_ids=positions, use_cache=False).logits[0]
+        tokens = torch.cat([first, second])[None]
+        logits = subject.forward(tokens, position_ids=positions, **subject.without_cache).logits[0]
     return max(
         subject.error(logits[: len(first)], subject.truth(first)),
         subject.error(logits[len(first) :], subject.truth(second)),
@@ -202,9 +203,7 @@ def _(subject: Subject) -> float:
             newer = getattr(model, "activation_checkpointing_enable", None)  # its name from transformers 6 on
             (newer or model.gradient_checkpointing_enable)({"use_reentrant": False})
         torch.manual_seed(subject.seed)
-        logits = model(
-            input_ids=subject.rows, **({"use_cache": False} if "use_cache" in subject.accepts else {})
-        ).logits
+        logits = model(input_ids=subject.rows, **subject.without_cache).logits
         targets = subject.rows.roll(-1, dims=1)
         torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten()).backward()
         gradients.append(torch.cat([p.grad.double().flatten() for p in model.parameters() if p.grad is not None]))

@@ -40,6 +40,7 @@ class Subject:
     def __init__(self, model: PreTrainedModel, seed: int) -> None:
         self.model, self.seed = model, seed
         self.accepts = set(inspect.signature(model.forward).parameters)
+        self.without_cache = {"use_cache": False} if "use_cache" in self.accepts else {}
         self.limit = LIMITS.get(model.dtype, LIMITS[torch.float32])
         generator = torch.Generator().manual_seed(seed)
         config = model.config.get_text_config()
@@ -59,9 +60,8 @@ class Subject:
 
     def truth(self, tokens: Tensor) -> Tensor:
         """Logits `[T, V]` of one row `[T]`."""
-        options = {"use_cache": False} if "use_cache" in self.accepts else {}
         with torch.no_grad():
-            logits = self.forward(tokens[None], **options).logits
+            logits = self.forward(tokens[None], **self.without_cache).logits
         if logits.shape[:2] != (1, len(tokens)):
             raise ValueError(f"expected logits [1, {len(tokens)}, vocabulary], got {list(logits.shape)}")
         return logits[0]

@@ -274,7 +274,7 @@ def run_forward(
     batch, time, _ = xs[0].shape
     kernel, sizes = taps[0].shape[-1], tuple(x.shape[2] for x in xs)
     ys = [x.new_empty(x.shape) for x in xs]
-    state = state if state is None else packed_state(state)
+    state = packed_state(state)
     after = [xs[0].new_empty(batch, sum(sizes), kernel)] if return_state else []
     launch = launch_of("forward", xs[0].device, kernel, batch, time, sum(sizes))
     if ys[0].numel() or after:
@@ -283,8 +283,8 @@ def run_forward(
             *or_any(xs[0], *some_or_none(after)), time, sizes, strides(xs, 0), strides(xs, 1),
             0 if state is None else state.stride(0), sum(sizes) * kernel, scale,
             kernel, bool(biases), state is not None, reach is not None, last is not None, return_state, residual, act,
-            launch.tokens, launch.channels, launch.rows, launch.stages, num_warps=launch.warps,
-        maxnreg=launch.registers,
+            launch.tokens, launch.channels, launch.rows, launch.stages,
+            num_warps=launch.warps, maxnreg=launch.registers,
         )  # fmt: skip
     return ys + after
 
@@ -309,7 +309,7 @@ def run_backward(
     launch = launch_of(name, xs[0].device, kernel, batch, time, total)
     grid = grid_of(launch, batch, time, sizes)
     dxs = [x.new_empty(x.shape) for x in xs]
-    state = state if state is None else packed_state(state)
+    state = packed_state(state)
     dstate = [] if state is None else [state.new_empty(batch, total, kernel)]
     partials = xs[0].new_empty(batch * grid[1], total, kernel + bool(biases), dtype=float32)
     function, extra = (backward_act, (tuple(biases) or tuple(taps),)) if act else (backward, ())
@@ -318,8 +318,7 @@ def run_backward(
         *or_any(xs[0], *some_or_none(dstate)), partials, time, sizes, strides(xs, 0), strides(xs, 1),
         strides(dys, 0), strides(dys, 1), 0 if state is None else state.stride(0), total, scale,
         kernel, bool(biases), state is not None, reach is not None, residual, *([act] if act else []),
-        launch.tokens, launch.channels, launch.rows, launch.stages, num_warps=launch.warps,
-        maxnreg=launch.registers,
+        launch.tokens, launch.channels, launch.rows, launch.stages, num_warps=launch.warps, maxnreg=launch.registers,
     )  # fmt: skip
     parts = partials.split(sizes, dim=1)
     dtaps = [summed(part[..., :kernel], tap) for part, tap in zip(parts, taps, strict=True)]

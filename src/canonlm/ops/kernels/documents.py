@@ -8,6 +8,8 @@ beginning (7 everywhere): what comes before it is the state, or zeros.
 import torch
 from torch import Tensor
 
+from canonlm.ops.varlen import starts
+
 MAX_KERNEL = 8
 PAD = 8
 
@@ -19,8 +21,7 @@ def reach_of(doc_ids_BT: Tensor | None = None, mask_BT: Tensor | None = None) ->
         doc_ids_BT: `[B, T]` integers; where they change a document begins.
         mask_BT: `[B, T]`, 0 at padding.
     """
-    if doc_ids_BT is not None:
-        begins = torch.nn.functional.pad(doc_ids_BT[:, 1:] != doc_ids_BT[:, :-1], (1, 0))
+    if (begins := starts(doc_ids_BT)) is not None:
         steps = torch.arange(begins.shape[1], device=begins.device).expand_as(begins)
         since = steps - torch.where(begins, steps, -MAX_KERNEL).cummax(1).values
         reach = since.clamp(max=MAX_KERNEL - 1).to(torch.int8)

@@ -210,15 +210,14 @@ def run_forward(
     batch, time, channels = gate.shape
     kernel = gate_taps.shape[-1]
     y = gate.new_empty(gate.shape)
-    state = state if state is None else packed_state(state)
+    state = packed_state(state)
     after = [gate.new_empty(batch, 2 * channels, kernel)] if return_state else []
     launch = launch_of("gated_forward", gate.device, kernel, batch, time, channels)
     forward[grid_of(launch, batch, time, [channels])](
         gate, up, gate_taps, up_taps, *or_any(gate, state, reach, last), y, *or_any(gate, *some_or_none(after)),
         time, channels, *gate.stride()[:2], *up.stride()[:2], 0 if state is None else state.stride(0), scale,
         kernel, state is not None, reach is not None, last is not None, return_state, residual, act,
-        launch.tokens, launch.channels, launch.rows, launch.stages, num_warps=launch.warps,
-        maxnreg=launch.registers,
+        launch.tokens, launch.channels, launch.rows, launch.stages, num_warps=launch.warps, maxnreg=launch.registers,
     )  # fmt: skip
     return [y, *after]
 
@@ -245,7 +244,7 @@ def run_backward(
     launch = launch_of("gated_backward", gate.device, kernel, batch, time, channels)
     grid = grid_of(launch, batch, time, [channels])
     dgate, dup = gate.new_empty(gate.shape), up.new_empty(up.shape)
-    state = state if state is None else packed_state(state)
+    state = packed_state(state)
     dstate = [] if state is None else [state.new_empty(state.shape)]
     partials = gate.new_empty(batch * grid[1], 2, channels, kernel, dtype=float32)
     backward[grid](
@@ -253,7 +252,6 @@ def run_backward(
         partials, time, channels, *gate.stride()[:2], *up.stride()[:2], *dy.stride()[:2],
         0 if state is None else state.stride(0), scale,
         kernel, state is not None, reach is not None, residual, act,
-        launch.tokens, launch.channels, launch.rows, launch.stages, num_warps=launch.warps,
-        maxnreg=launch.registers,
+        launch.tokens, launch.channels, launch.rows, launch.stages, num_warps=launch.warps, maxnreg=launch.registers,
     )  # fmt: skip
     return [dgate, dup, *(summed(partials[:, i], tap) for i, tap in enumerate(taps)), *dstate]

@@ -12,8 +12,10 @@ def rowwise(x_BTC: Tensor) -> Tensor:
     return x_BTC if x_BTC.stride(-1) == 1 or x_BTC.shape[-1] == 1 else x_BTC.contiguous()
 
 
-def packed_state(state_BCK: Tensor) -> Tensor:
+def packed_state(state_BCK: Tensor | None) -> Tensor | None:
     """`state`, contiguous within each row; rows may have any stride."""
+    if state_BCK is None:
+        return None
     is_packed = state_BCK.stride(2) == 1 and state_BCK.stride(1) == state_BCK.shape[2]
     return state_BCK if is_packed else state_BCK.contiguous()
 

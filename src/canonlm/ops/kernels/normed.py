@@ -215,7 +215,7 @@ def run_forward(
     kernel = taps.shape[-1]
     y, r = x.new_empty(x.shape), x.new_empty(batch, time, dtype=float32)
     s = [] if branch is None else [x.new_empty(x.shape)]
-    state = state if state is None else packed_state(state)
+    state = packed_state(state)
     after = [x.new_empty(batch, channels, kernel)] if return_state else []
     launch = launch_of("normed_forward", x.device, kernel, batch, time, channels)
     forward[within_limits(max(1, -(-time // launch.tokens)), batch)](
@@ -224,8 +224,7 @@ def run_forward(
         *(x if branch is None else branch).stride()[:2],
         0 if state is None else state.stride(0), eps, scale,
         kernel, branch is not None, state is not None, reach is not None, last is not None, return_state, residual,
-        launch.tokens, launch.channels, launch.rows, launch.stages, num_warps=launch.warps,
-        maxnreg=launch.registers,
+        launch.tokens, launch.channels, launch.rows, launch.stages, num_warps=launch.warps, maxnreg=launch.registers,
     )  # fmt: skip
     return [y, r, *s, *after]
 
@@ -251,7 +250,7 @@ def run_backward(
     launch = launch_of("normed_backward", x.device, kernel, batch, time, channels)
     tiles = max(1, -(-time // launch.tokens))
     dx = x.new_empty(x.shape)
-    state = state if state is None else packed_state(state)
+    state = packed_state(state)
     dstate = [] if state is None else [state.new_empty(state.shape)]
     partials = x.new_empty(batch * tiles, channels, kernel + 1, dtype=float32)
     backward[within_limits(tiles, batch)](
@@ -259,7 +258,6 @@ def run_backward(
         partials, time, channels, *x.stride()[:2], *dy.stride()[:2], *(x if flow is None else flow).stride()[:2],
         0 if state is None else state.stride(0), scale,
         kernel, flow is not None, state is not None, reach is not None, residual,
-        launch.tokens, launch.channels, launch.rows, launch.stages, num_warps=launch.warps,
-        maxnreg=launch.registers,
+        launch.tokens, launch.channels, launch.rows, launch.stages, num_warps=launch.warps, maxnreg=launch.registers,
     )  # fmt: skip
     return [dx, summed(partials[..., kernel], weight), summed(partials[..., :kernel], taps), *dstate]

@@ -10,4 +10,4 @@ def usable(*args: object, **kwargs: object) -> bool:
 runs_on = usable
 last_real: Any = None
 reach_of = convolve = rotary = fits_normed = products_on_cpu = last_real
-canon = canon_with_state = CANON = GATED = NORMED = Forms = last_real
+CANON = GATED = NORMED = Forms = last_real
