@@ -127,10 +127,11 @@ def test_a_type_whose_code_reads_values_is_counted_on_the_cpu(monkeypatch):
 
 def test_counting_changes_nothing():
     model = on_meta("hf:mixtral")
-    model.module.train()
+    model.module.train().model.norm.eval()
+    modes = [part.training for part in model.module.modules()]
     experts = model.module.get_experts_implementation()
     model.state(9)
-    assert model.module.training
+    assert [part.training for part in model.module.modules()] == modes
     assert model.module.get_experts_implementation() == experts
     half = wrap(build("llama", SIZES).module.bfloat16())
     assert half.state(10) == State(10, 10 * 4 * 2 * 64 * 2, 4 * 2 * 64 * 2)
