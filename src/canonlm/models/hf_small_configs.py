@@ -10,6 +10,7 @@ import dataclasses
 import importlib.util
 import inspect
 import re
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -55,7 +56,8 @@ divide weights in place whenever it is evaluated; LFM2 would round the MLP to a 
 _GROUPS = {"attn_config", "ffn_config"}
 """Groups of fields, not models of their own."""
 
-_ALWAYS = {"tie_word_embeddings", "pad_token_id", "bos_token_id", "eos_token_id"}
+OF_TEXT = ("pad_token_id", "bos_token_id", "eos_token_id")
+_ALWAYS = {"tie_word_embeddings", *OF_TEXT}
 _OF_FILES = {"architectures", "dtype", "torch_dtype", "transformers_version"}
 _HOW = "set its fields, as in hf:qwen3{head_dim=16}, or take another model: docs/foreign-models.md"
 
@@ -145,19 +147,25 @@ def config_of(
     chosen = {"tie_word_embeddings": False, **sizes.fields, **options}
     names = {*names_of(config_class), *config_class.attribute_map}
     names |= {"rope_theta", "rope_scaling", "partial_rotary_factor"} if "rope_parameters" in names else set()
-    for name in chosen:
-        if name not in names and name not in _ALWAYS:
-            key = f"{arch.partition('{')[0]}{{{name}}}" if name in options else f"model.fields.{name}"
-            fields = [field for field in names if not field.startswith("_")]
-            raise InvalidSetting("arch", unknown("field", key, fields, f"fields of {arch.partition('{')[0]}"))
+    check_known(arch, chosen, options, names | _ALWAYS)
     try:
         config = config_class(**{**_Small(config_class(), sizes).fields, **chosen})
     except Exception as error:  # whatever the library raises for sizes that its authors did not think of
         raise refusal(arch, "cannot have these sizes", error) from error
-    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+    for name in OF_TEXT:
         if name not in chosen and _may_be_none(config_class, name):
             vars(config)[name] = None  # even if the class would set it
     return config
+
+
+def check_known(arch: str, chosen: Iterable[str], options: Collection[str], known: Collection[str]) -> None:
+    """InvalidSetting for a chosen field that is not among the known ones. options: those in braces in the name."""
+    base = arch.partition("{")[0]
+    for name in chosen:
+        if name not in known:
+            key = f"{base}{{{name}}}" if name in options else f"model.fields.{name}"
+            fields = [field for field in known if not field.startswith("_")]
+            raise InvalidSetting("arch", unknown("field", key, fields, f"fields of {base}"))
 
 
 def fields_of(config: PreTrainedConfig, arch: str) -> Sizes:
