@@ -222,10 +222,7 @@ class ForeignModel(LanguageModel):
     @cached_property
     def _as_built(self) -> dict[str, Tensor]:
         """Parameters and buffers as the model's constructor makes them."""
-        with torch.device("cpu"):
-            assert self._make is not None
-            module = self._make()
-        return dict([*module.named_parameters(), *module.named_buffers()])
+        return dict([*self._cpu_copy.named_parameters(), *self._cpu_copy.named_buffers()])
 
     def _owner(self, path: str) -> PreTrainedModel:
         """The innermost transformers model around a module: composite models have several."""
@@ -284,7 +281,8 @@ class ForeignModel(LanguageModel):
     @cached_property
     def _cpu_copy(self) -> PreTrainedModel:
         assert self._make is not None
-        return self._make()
+        with torch.device("cpu"):
+            return self._make()
 
     def _reaches(self, seq_len: int) -> Iterator[tuple[int, float]]:
         """The attention layers by index, and the mean number of tokens that a token attends to."""
