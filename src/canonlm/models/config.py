@@ -412,9 +412,6 @@ class CanonLMConfig(PreTrainedConfig):
         layer meets them: the layer's cache has one for each, at the same index."""
         return slots(self.canons(layer_idx))
 
-    def mixer(self, layer_idx: int) -> str:
-        return self.mixers[layer_idx]
-
     def window(self, layer_idx: int) -> int | None:
         """The window of a layer's attention; None: it has none."""
         slides = self.sliding_layers is None or self.sliding_layers[layer_idx]

@@ -131,7 +131,7 @@ class Decoder(LanguageModel):
 
     def extra_memory(self, block: nn.Module, seq_len: int) -> float:
         assert isinstance(block, DecoderLayer)
-        return MIXERS[self._config.mixer(block.layer_idx)].extra_memory(self._config, seq_len)
+        return MIXERS[self._config.mixers[block.layer_idx]].extra_memory(self._config, seq_len)
 
     @property
     def mlp_widths(self) -> dict[str, int]:

@@ -32,7 +32,7 @@ def check_same(kind: str, config: CanonLMConfig, back: CanonLMConfig) -> None:
     if config.mixers == back.mixers:
         keys = {field.name for field in fields(CanonLMConfig)} - {field.name for field in fields(PreTrainedConfig)}
         of_attention = GROUPS["attention"] | {"num_attention_heads"}  # other mixers do not read these
-        keys -= _NOT_COMPUTED_WITH | ({"conv_kernel"} if config.mixer(0) == "attention" else of_attention)
+        keys -= _NOT_COMPUTED_WITH | ({"conv_kernel"} if config.mixers[0] == "attention" else of_attention)
         keys = (keys - {"mixer_options"}) | {f"mixer.{option}" for option in vars(config.options(0))}
     pairs = {key: (_meaning(config, key), _meaning(back, key)) for key in sorted(keys)}
     lost = [str(expected(key, shown(held), value)) for key, (value, held) in pairs.items() if value != held]
