@@ -29,7 +29,7 @@ from canonlm.models import loss as losses
 from canonlm.models.attend import reach
 from canonlm.models.cache import positions_in_documents
 from canonlm.models.generation import Generation
-from canonlm.models.hf_small_configs import causal_config, fla_config, refusal
+from canonlm.models.hf_small_configs import ACTIVE_EXPERTS, EXPERTS, causal_config, fla_config, refusal
 from canonlm.models.initialize import generator_for
 from canonlm.models.interface import LanguageModel, Loss, Sizes
 from canonlm.models.state import bytes_after
@@ -236,10 +236,7 @@ class ForeignModel(LanguageModel):
         """FLOPs per token. Recurrences count with their projections only, experts with those that a token uses."""
         config = self.module.config.get_text_config()
         head = self.module.get_output_embeddings()
-        active = _first_int(
-            config, "num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts", "moe_k"
-        )
-        experts = _first_int(config, "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+        active, experts = _first_int(config, *ACTIVE_EXPERTS), _first_int(config, *EXPERTS)
         used = min(1.0, active / experts) if active and experts else 1.0
         parts = {"linear": 0.0, "attention": 0.0, "recurrence": 0.0, "conv": 0.0}
         for path, module in self.module.named_modules():

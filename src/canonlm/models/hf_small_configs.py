@@ -33,6 +33,13 @@ _CANONICAL = {
 }
 """Other names of a preset's sizes, in types whose `attribute_map` lacks them."""
 
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_moe_experts")
+ACTIVE_EXPERTS = (
+    *("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts", "moe_k", "moe_top_k"),
+    "experts_per_token",
+)
+"""Names of the number of experts in a layer, and of those that a token uses."""
+
 _TWO_PER_BLOCK = {"nemotron_h"}
 """Types that count a mixer and an MLP as two layers."""
 
@@ -77,8 +84,8 @@ _CHUNK = re.compile(r"^(mamba_)?chunk_size$|^block_size$")
 _PERIOD = re.compile(r"(_period|_interval|layer_group_size|sliding_window_pattern|every_n_layers|decoder_sparse_step)$")
 _OFFSET = re.compile(r"layer_offset$")
 _DENSE_FIRST = re.compile(r"^(first_k_dense_replace|num_dense_layers)$")
-_EXPERTS = re.compile(r"^(num_experts|n_routed_experts|num_local_experts|moe_num_experts|num_moe_experts)$")
-_ACTIVE = re.compile(r"^(num_experts_per_tok(en)?|moe_topk|moe_k|top_k_experts|moe_top_k|experts_per_token)$")
+_EXPERTS = re.compile(rf"^({'|'.join(EXPERTS)})$")
+_ACTIVE = re.compile(rf"^({'|'.join(ACTIVE_EXPERTS)})$")
 _EXPERT_WIDTH = re.compile(r"^(moe_intermediate_size|expert_ffn_hidden_size)$")
 _MLP_WIDTH = re.compile(r"^intermediate_size$")
 _ZERO_EXPERTS = re.compile(r"^zero_expert_num$")
