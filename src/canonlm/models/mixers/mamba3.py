@@ -46,7 +46,7 @@ class Mamba3Options(Mamba2Options):
         self.check_positive("mimo_rank")
         self.num_angles = self.state_size // 4 if self.num_angles is None else self.num_angles
         largest = self.state_size / 2
-        if not isinstance(self.num_angles, int) or not 0 <= self.num_angles <= largest:
+        if not 0 <= self.num_angles <= largest:
             raise expected("num_angles", f"an integer from 0 to state_size / 2 = {largest:g}", self.num_angles)
 
 
