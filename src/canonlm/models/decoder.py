@@ -164,7 +164,7 @@ class Decoder(LanguageModel):
             if mixer.attends:
                 heads |= {each: getattr(config, each) // tp for each in mixer.tensor_parallel_divides}
             else:
-                heads[f"num_heads of {name}"] = config.options_of(mixer).num_heads
+                heads[f"num_heads of {name}"] = config.options_of(mixer).num_heads // tp
         for name, number in heads.items():
             if number % size:
                 raise expected(key, f"a divisor of {number}, {name}{' / parallel.tp' * (tp > 1)}", size)
