@@ -170,6 +170,5 @@ def test_a_users_mixer_is_counted_and_a_users_net_has_no_cache(tmp_path, monkeyp
 
 
 def test_experts_keep_no_state():
-    with torch.device("meta"):
-        plain, experts = (build(arch, SMALL).state(16) for arch in ("llama", "llama+mlp=moe"))
+    plain, experts = (on_meta(arch, SMALL).state(16) for arch in ("llama", "llama+mlp=moe"))
     assert plain == experts
