@@ -45,8 +45,8 @@ def running_angles(turns_BTHS: Tensor, before_BHS: Tensor | None, span: Span | N
 
 
 def lowest_score(dtype: torch.dtype) -> float:
-    """What a mask adds to hide a key. Eager attention's softmax is in float32, where lower numbers are -inf, and a row
-    of padding alone is NaN."""
+    """The number by which a mask hides a key. Eager attention's softmax is in float32, where lower numbers are -inf,
+    and a row of padding alone is NaN."""
     return torch.finfo(torch.float32 if dtype == torch.float64 else dtype).min
 
 
