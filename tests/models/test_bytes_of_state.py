@@ -127,10 +127,11 @@ def test_a_type_whose_code_reads_values_is_counted_on_the_cpu(monkeypatch):
 
 def test_counting_changes_nothing():
     model = on_meta("hf:mixtral")
-    model.module.train()
+    model.module.train().model.norm.eval()
+    modes = [part.training for part in model.module.modules()]
     experts = model.module.get_experts_implementation()
     model.state(9)
-    assert model.module.training
+    assert [part.training for part in model.module.modules()] == modes
     assert model.module.get_experts_implementation() == experts
     half = wrap(build("llama", SIZES).module.bfloat16())
     assert half.state(10) == State(10, 10 * 4 * 2 * 64 * 2, 4 * 2 * 64 * 2)
@@ -169,6 +170,5 @@ def test_a_users_mixer_is_counted_and_a_users_net_has_no_cache(tmp_path, monkeyp
 
 
 def test_experts_keep_no_state():
-    with torch.device("meta"):
-        plain, experts = (build(arch, SMALL).state(16) for arch in ("llama", "llama+mlp=moe"))
+    plain, experts = (on_meta(arch, SMALL).state(16) for arch in ("llama", "llama+mlp=moe"))
     assert plain == experts

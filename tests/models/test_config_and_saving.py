@@ -1,4 +1,4 @@
-"""The fields of a configuration, the inputs of initial weights, and the contents of a saved model."""
+"""The fields of a configuration, and the inputs of initial weights."""
 
 import json
 
@@ -239,9 +239,6 @@ def test_initial_weights_depend_on_seed_and_name_alone():
 def test_wrappers_do_not_change_the_draw(wrapped):
     draws = [torch.rand(3, generator=generator_for(0, name + "x.weight")) for name in (wrapped, "model.layers.0.")]
     assert torch.equal(*draws)
-
-
-# Saving
 
 
 def test_derive_heads_by_its_old_name():

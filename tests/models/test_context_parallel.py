@@ -34,6 +34,7 @@ def test_several_processes_equal_one(tmp_path):
         ("llama", {"num_key_value_heads": 2}, 1, "a divisor of 2, num_key_value_heads, got 4"),
         ("llama", {}, 2, "a divisor of 2, num_attention_heads / parallel.tp, got 4"),
         ("gdn2.llama", {}, 1, "a divisor of 2, num_heads of gdn, got 4"),
+        ("gdn2", {"linear_num_heads": 4}, 2, "a divisor of 2, num_heads of gdn / parallel.tp, got 4"),
         ("llama", {"mlp": "moe"}, 1, "1 with experts, whose places and balance depend on all tokens of a window"),
         ("llama+canon=A:k30", {}, 1, "at most 2, as convolutions read 29 tokens of the part before, got 4"),
         ("own", {}, 1, "1 with own: only our mixers exchange tokens for heads, got 4"),

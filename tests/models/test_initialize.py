@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM
-from canonlm.models.initialize import generator_for, init_parameters, inverse_softplus_of_log_uniform, log_of_uniform
+from canonlm.models.initialize import bias_of_time_steps, generator_for, init_parameters, log_of_uniform
 from canonlm.models.mixers import MIXERS
 from canonlm.models.published import export
 
@@ -86,12 +86,8 @@ def test_depth_factors(factor):
     [
         ("mamba2 exp(A_log)", log_of_uniform(1, 16), torch.exp),
         ("gdn exp(A_log)", log_of_uniform(0, 16), torch.exp),
-        ("mamba2 softplus(dt_bias)", inverse_softplus_of_log_uniform(1e-3, 0.1), torch.nn.functional.softplus),
-        (
-            "gdn log softplus(dt_bias)",
-            inverse_softplus_of_log_uniform(1e-3, 0.1),
-            lambda x: torch.nn.functional.softplus(x).log(),
-        ),
+        ("mamba2 softplus(dt_bias)", bias_of_time_steps, torch.nn.functional.softplus),
+        ("gdn log softplus(dt_bias)", bias_of_time_steps, lambda x: torch.nn.functional.softplus(x).log()),
     ],
 )
 def test_distributions_of_decays_and_steps(name, fill, through):

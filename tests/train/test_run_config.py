@@ -79,7 +79,7 @@ def write(tmp_path, monkeypatch):
         ("heads: 2}", "heads: 2, fields: {rope_dim: 7}}", 5, "model.fields.rope_dim: expected an even number…"),
         ("heads: 2}", "heads: 2, fields: {rope_dm: 8}}", 5, 'unknown setting "model.fields.rope_dm". Did you mean…'),
         ("heads: 2}", "heads: 2, fields: {vocab_size: 8}}", 5, 'unknown setting "model.fields.vocab_size".…'),
-        ("heads: 2}", "heads: 2, fields: {canon_sets: 8}}", 5, "model.fields.canon_sets: expected a list, got 8"),
+        ("heads: 2}", "heads: 2, fields: {canon_sets: 8}}", 5, "model.fields.canon_sets: expected a list of strings…"),
         *(("  steps: 40", f"  steps: 40\n  device: {device}", 11,
            f'train.device: expected auto, cpu or a device that torch sees here, got "{device}"')
           for device in ("cuda:99", "meta")),

@@ -123,7 +123,7 @@ def _with_sinks(
 
 def mean_reach(config: Config, seq_len: int, mixer: str) -> float:
     """The number of tokens that a token attends to, on average over tokens and the layers of a mixer."""
-    windows = [config.window(i) for i in config.attending if config.mixer(i) == mixer]
+    windows = [config.window(i) for i in config.attending if config.mixers[i] == mixer]
     return sum(reach(seq_len, window) for window in windows) / len(windows)
 
 

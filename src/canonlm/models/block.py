@@ -32,7 +32,7 @@ class DecoderLayer(GradientCheckpointingLayer):
     def __init__(self, config: CanonLMConfig, layer_idx: int) -> None:
         super().__init__()
         self.layer_idx, self.sites = layer_idx, config.sites(layer_idx)
-        mixer = MIXERS[config.mixer(layer_idx)]
+        mixer = MIXERS[config.mixers[layer_idx]]
         self.mixer_name = mixer.attribute
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.add_module(self.mixer_name, mixer(config, layer_idx))

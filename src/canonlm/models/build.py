@@ -91,9 +91,7 @@ def on_meta(arch: str, sizes: Sizes) -> LanguageModel:
 
 
 def _is_decoder(arch: str) -> bool:
-    """Whether the name means our decoder, with a built-in mixer or one from outside."""
-    if arch.partition(":")[0] in LIBRARIES:
-        return False
+    """Whether a name, not of a library's model, means our decoder, with a built-in mixer or one from outside."""
     if (reference := reference_of(arch)) is None:
         return True
     loaded = _load(reference)

@@ -25,8 +25,7 @@ def for_canon(layout: Layout, h_BTD: Tensor, cache: Cache | None) -> Layout:
     """`layout` with what Canon layers read about these tokens besides, computed once for all layers."""
     mask = layout.attention_mask
     if mask is not None:
-        compiles, past = torch.compiler.is_compiling(), None if cache is None else cache.get_seq_length()
-        filled = not compiles and bool(past)
+        filled = cache is not None and not torch.compiler.is_compiling() and bool(cache.get_seq_length())
         if has_gaps(mask != 0, filled):
             return replace(layout, gaps=True)
     return for_kernels(layout, h_BTD)

@@ -242,7 +242,7 @@ class CanonLMConfig(PreTrainedConfig):
             share = max((MIXERS[mixer].rope_share for mixer in self.mixers if MIXERS[mixer].attends), default=1.0)
             width = self.head_dim if share == 1 else 2 * math.ceil(share * self.head_dim / 2)
             self.rope_dim = width if self.alibi is None else 0
-        if not isinstance(self.rope_dim, int) or self.rope_dim % 2 or not 0 <= self.rope_dim <= self.head_dim:
+        if self.rope_dim % 2 or not 0 <= self.rope_dim <= self.head_dim:
             what = f"an even number from 0 (no positions) to head_dim = {self.head_dim}"
             raise expected("rope_dim", what, self.rope_dim)
         if self.rope_heads is None:
@@ -411,9 +411,6 @@ class CanonLMConfig(PreTrainedConfig):
         """The states of a layer's Canon layers, such as "AbBCD" (B: for any of Q, K, V), in the order in which the
         layer meets them: the layer's cache has one for each, at the same index."""
         return slots(self.canons(layer_idx))
-
-    def mixer(self, layer_idx: int) -> str:
-        return self.mixers[layer_idx]
 
     def window(self, layer_idx: int) -> int | None:
         """The window of a layer's attention; None: it has none."""

@@ -6,13 +6,12 @@ from functools import cached_property
 from typing import Any, ClassVar, get_origin
 
 import torch
-from pydantic import ConfigDict, ValidationError, create_model
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from canonlm.canon.layer import CanonLayer
 from canonlm.core import user_code
-from canonlm.core.errors import InvalidSetting, expected, refused
+from canonlm.core.errors import InvalidSetting, expected, unknown
 from canonlm.models import tensor_parallel
 from canonlm.models.block import DecoderLayer
 from canonlm.models.config import CanonLMConfig, gated_width
@@ -24,18 +23,15 @@ from canonlm.models.mlp import Experts
 from canonlm.models.modeling import CanonLMForCausalLM
 from canonlm.models.names import check_read, meaning_of, name_of, resolve
 from canonlm.models.other_names import FLAT_OPTIONS
+from canonlm.models.settings import check_type
 from canonlm.ops.varlen import Documents
 
 _FIELDS: dict[str, Any] = {
-    name: (annotation, None)
+    name: annotation
     for name, annotation in CanonLMConfig.__annotations__.items()
     if name not in GROUPS["sizes"] | {"arch"} and get_origin(annotation) is not ClassVar
 }
-_FIELDS |= dict.fromkeys(FLAT_OPTIONS, (Any, None))
-Fields = create_model(
-    "Fields", __config__=ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False), **_FIELDS
-)
-"""`model.fields`: any field of `CanonLMConfig` that nothing else decides."""
+"""The types of `model.fields`: any field of `CanonLMConfig` that nothing else decides."""
 
 
 class Decoder(LanguageModel):
@@ -131,7 +127,7 @@ class Decoder(LanguageModel):
 
     def extra_memory(self, block: nn.Module, seq_len: int) -> float:
         assert isinstance(block, DecoderLayer)
-        return MIXERS[self._config.mixer(block.layer_idx)].extra_memory(self._config, seq_len)
+        return MIXERS[self._config.mixers[block.layer_idx]].extra_memory(self._config, seq_len)
 
     @property
     def mlp_widths(self) -> dict[str, int]:
@@ -168,7 +164,7 @@ class Decoder(LanguageModel):
             if mixer.attends:
                 heads |= {each: getattr(config, each) // tp for each in mixer.tensor_parallel_divides}
             else:
-                heads[f"num_heads of {name}"] = config.options_of(mixer).num_heads
+                heads[f"num_heads of {name}"] = config.options_of(mixer).num_heads // tp
         for name, number in heads.items():
             if number % size:
                 raise expected(key, f"a divisor of {number}, {name}{' / parallel.tp' * (tp > 1)}", size)
@@ -204,18 +200,20 @@ def fields_of(config: CanonLMConfig, arch: str) -> Sizes:
     own = {name: getattr(config, name) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads")}
     sizes = Sizes(**own, vocab_size=config.vocab_size, seq_len=config.max_position_embeddings)
     usual = config_of(arch, sizes, config.init_seed)
-    names = [name for name in _FIELDS if name not in FLAT_OPTIONS and hasattr(config, name)]
-    fields = {name: getattr(config, name) for name in names if meaning_of(config, name) != meaning_of(usual, name)}
+    fields = {name: getattr(config, name) for name in _FIELDS if meaning_of(config, name) != meaning_of(usual, name)}
     return replace(sizes, fields=fields)
 
 
 def config_of(arch: str, sizes: Sizes, seed: int, *, saved: bool = False) -> CanonLMConfig:
     """The configuration of one of our architectures at those sizes. InvalidSetting if they do not fit together, and for
     settings without effect, which runs that are `saved` may have."""
-    try:
-        fields = dict(sizes.fields) if Fields.model_validate(sizes.fields) else {}
-    except ValidationError as error:
-        raise refused(error, Fields, "model.fields.") from None
+    fields = dict(sizes.fields)
+    for name, value in fields.items():
+        key = f"model.fields.{name}"
+        if name not in (*_FIELDS, *FLAT_OPTIONS):
+            choices = [f"model.fields.{choice}" for choice in (*_FIELDS, *FLAT_OPTIONS)]
+            raise InvalidSetting(key, unknown("setting", key, choices))
+        check_type(key, value, _FIELDS.get(name, Any))
     if sizes.hidden_size % sizes.num_attention_heads:
         what = f"a divisor of model.hidden_size = {sizes.hidden_size}"
         raise expected("model.num_attention_heads", what, sizes.num_attention_heads)

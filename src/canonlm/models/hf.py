@@ -29,7 +29,7 @@ from canonlm.models import loss as losses
 from canonlm.models.attend import reach
 from canonlm.models.cache import positions_in_documents
 from canonlm.models.generation import Generation
-from canonlm.models.hf_small_configs import causal_config, fla_config, refusal
+from canonlm.models.hf_small_configs import ACTIVE_EXPERTS, EXPERTS, causal_config, fla_config, refusal
 from canonlm.models.initialize import generator_for
 from canonlm.models.interface import LanguageModel, Loss, Sizes
 from canonlm.models.state import bytes_after
@@ -222,10 +222,7 @@ class ForeignModel(LanguageModel):
     @cached_property
     def _as_built(self) -> dict[str, Tensor]:
         """Parameters and buffers as the model's constructor makes them."""
-        with torch.device("cpu"):
-            assert self._make is not None
-            module = self._make()
-        return dict([*module.named_parameters(), *module.named_buffers()])
+        return dict([*self._cpu_copy.named_parameters(), *self._cpu_copy.named_buffers()])
 
     def _owner(self, path: str) -> PreTrainedModel:
         """The innermost transformers model around a module: composite models have several."""
@@ -239,10 +236,7 @@ class ForeignModel(LanguageModel):
         """FLOPs per token. Recurrences count with their projections only, experts with those that a token uses."""
         config = self.module.config.get_text_config()
         head = self.module.get_output_embeddings()
-        active = _first_int(
-            config, "num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts", "moe_k"
-        )
-        experts = _first_int(config, "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+        active, experts = _first_int(config, *ACTIVE_EXPERTS), _first_int(config, *EXPERTS)
         used = min(1.0, active / experts) if active and experts else 1.0
         parts = {"linear": 0.0, "attention": 0.0, "recurrence": 0.0, "conv": 0.0}
         for path, module in self.module.named_modules():
@@ -284,7 +278,8 @@ class ForeignModel(LanguageModel):
     @cached_property
     def _cpu_copy(self) -> PreTrainedModel:
         assert self._make is not None
-        return self._make()
+        with torch.device("cpu"):
+            return self._make()
 
     def _reaches(self, seq_len: int) -> Iterator[tuple[int, float]]:
         """The attention layers by index, and the mean number of tokens that a token attends to."""

@@ -10,6 +10,7 @@ import dataclasses
 import importlib.util
 import inspect
 import re
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -31,6 +32,13 @@ _CANONICAL = {
     "vocab_size": ("decoder_vocab_size",),
 }
 """Other names of a preset's sizes, in types whose `attribute_map` lacks them."""
+
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_moe_experts")
+ACTIVE_EXPERTS = (
+    *("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts", "moe_k", "moe_top_k"),
+    "experts_per_token",
+)
+"""Names of the number of experts in a layer, and of those that a token uses."""
 
 _TWO_PER_BLOCK = {"nemotron_h"}
 """Types that count a mixer and an MLP as two layers."""
@@ -55,7 +63,8 @@ divide weights in place whenever it is evaluated; LFM2 would round the MLP to a 
 _GROUPS = {"attn_config", "ffn_config"}
 """Groups of fields, not models of their own."""
 
-_ALWAYS = {"tie_word_embeddings", "pad_token_id", "bos_token_id", "eos_token_id"}
+OF_TEXT = ("pad_token_id", "bos_token_id", "eos_token_id")
+_ALWAYS = {"tie_word_embeddings", *OF_TEXT}
 _OF_FILES = {"architectures", "dtype", "torch_dtype", "transformers_version"}
 _HOW = "set its fields, as in hf:qwen3{head_dim=16}, or take another model: docs/foreign-models.md"
 
@@ -75,8 +84,8 @@ _CHUNK = re.compile(r"^(mamba_)?chunk_size$|^block_size$")
 _PERIOD = re.compile(r"(_period|_interval|layer_group_size|sliding_window_pattern|every_n_layers|decoder_sparse_step)$")
 _OFFSET = re.compile(r"layer_offset$")
 _DENSE_FIRST = re.compile(r"^(first_k_dense_replace|num_dense_layers)$")
-_EXPERTS = re.compile(r"^(num_experts|n_routed_experts|num_local_experts|moe_num_experts|num_moe_experts)$")
-_ACTIVE = re.compile(r"^(num_experts_per_tok(en)?|moe_topk|moe_k|top_k_experts|moe_top_k|experts_per_token)$")
+_EXPERTS = re.compile(rf"^({'|'.join(EXPERTS)})$")
+_ACTIVE = re.compile(rf"^({'|'.join(ACTIVE_EXPERTS)})$")
 _EXPERT_WIDTH = re.compile(r"^(moe_intermediate_size|expert_ffn_hidden_size)$")
 _MLP_WIDTH = re.compile(r"^intermediate_size$")
 _ZERO_EXPERTS = re.compile(r"^zero_expert_num$")
@@ -145,19 +154,25 @@ def config_of(
     chosen = {"tie_word_embeddings": False, **sizes.fields, **options}
     names = {*names_of(config_class), *config_class.attribute_map}
     names |= {"rope_theta", "rope_scaling", "partial_rotary_factor"} if "rope_parameters" in names else set()
-    for name in chosen:
-        if name not in names and name not in _ALWAYS:
-            key = f"{arch.partition('{')[0]}{{{name}}}" if name in options else f"model.fields.{name}"
-            fields = [field for field in names if not field.startswith("_")]
-            raise InvalidSetting("arch", unknown("field", key, fields, f"fields of {arch.partition('{')[0]}"))
+    check_known(arch, chosen, options, names | _ALWAYS)
     try:
         config = config_class(**{**_Small(config_class(), sizes).fields, **chosen})
     except Exception as error:  # whatever the library raises for sizes that its authors did not think of
         raise refusal(arch, "cannot have these sizes", error) from error
-    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+    for name in OF_TEXT:
         if name not in chosen and _may_be_none(config_class, name):
             vars(config)[name] = None  # even if the class would set it
     return config
+
+
+def check_known(arch: str, chosen: Iterable[str], options: Collection[str], known: Collection[str]) -> None:
+    """InvalidSetting for a chosen field that is not among the known ones. options: those in braces in the name."""
+    base = arch.partition("{")[0]
+    for name in chosen:
+        if name not in known:
+            key = f"{base}{{{name}}}" if name in options else f"model.fields.{name}"
+            fields = [field for field in known if not field.startswith("_")]
+            raise InvalidSetting("arch", unknown("field", key, fields, f"fields of {base}"))
 
 
 def fields_of(config: PreTrainedConfig, arch: str) -> Sizes:

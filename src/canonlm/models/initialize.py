@@ -135,13 +135,7 @@ def _log_of_uniform(low: float, high: float, x: Tensor, generator: torch.Generat
     x.uniform_(low, high, generator=generator).clamp_(min=torch.finfo(x.dtype).tiny).log_()
 
 
-def inverse_softplus_of_log_uniform(low: float, high: float, floor: float = 1e-4) -> Fill:
-    """softplus of the result is log-uniform in [low, high]: time steps of Mamba2 and Gated DeltaNet."""
-    return partial(_inverse_softplus_of_log_uniform, low, high, floor)
-
-
-def _inverse_softplus_of_log_uniform(
-    low: float, high: float, floor: float, x: Tensor, generator: torch.Generator
-) -> None:
-    steps = x.uniform_(math.log(low), math.log(high), generator=generator).exp().clamp(min=floor)
+def bias_of_time_steps(x: Tensor, generator: torch.Generator) -> None:
+    """softplus of the result, a time step of Mamba2 and Gated DeltaNet, is log-uniform in [0.001, 0.1]."""
+    steps = x.uniform_(math.log(1e-3), math.log(1e-1), generator=generator).exp()
     x.copy_(steps + torch.log(-torch.expm1(-steps)))

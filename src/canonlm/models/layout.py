@@ -8,6 +8,7 @@ from canonlm.core.errors import expected, unsupported
 from canonlm.models.attend import needs_no_mask
 from canonlm.models.cache import Layout, documents_from_positions, positions_in_documents
 from canonlm.models.config import CanonLMConfig
+from canonlm.models.positions import lowest_score
 from canonlm.ops.compiled import is_exporting, readable
 from canonlm.ops.varlen import (
     Documents,
@@ -130,8 +131,7 @@ def check_mask(
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise expected("attention_mask", "True or False, or numbers to add, for all pairs of tokens", mask.dtype)
     if mask.dtype == torch.bool and kernel != "sdpa" and config.alibi != "alibi":  # which makes numbers of it
-        lowest = max(torch.finfo(dtype).min, torch.finfo(torch.float32).min)  # softmax is in float32
-        return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, lowest)
+        return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, lowest_score(dtype))
     return mask
 
 

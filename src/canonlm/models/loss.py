@@ -190,17 +190,23 @@ def _terms(x_NV: Tensor, target_N1: Tensor, z_loss: str | None, z_weight: float)
     target_N1 = torch.where(labelled, target_N1, 0)
     log_z = x.logsumexp(-1, keepdim=True)
     nll = (log_z - x.gather(-1, target_N1)) * labelled
-    z = torch.zeros((), dtype=x.dtype, device=x.device)
-    up = down = labelled.to(x.dtype)
-    if z_loss == "logsumexp":
-        z = z_weight * (log_z * labelled).square().sum()
-        up = up + 2 * z_weight * log_z * labelled
-    elif z_loss == "squared_nll":
-        z = z_weight * nll.square().sum()
-        up = down = up + 2 * z_weight * nll
+    z, up, down = _z_terms(nll, log_z * labelled, labelled, z_loss, z_weight)
     is_target = torch.arange(x.shape[1], device=x.device) == target_N1
     dx = (x - log_z).exp() * up - torch.where(is_target, down, 0)
     return nll.sum(), z, dx.to(x_NV.dtype)
+
+
+def _z_terms(
+    nll_N1: Tensor, log_z_N1: Tensor, labelled_N1: Tensor, z_loss: str | None, z_weight: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The sum of the z-loss, and the factors of the gradient of the logit of v: up * exp(x_v) / Z, minus `down` if v is
+    the target. nll and log Z are 0 without a label."""
+    z, up = torch.zeros((), dtype=nll_N1.dtype, device=nll_N1.device), labelled_N1.to(nll_N1.dtype)
+    if z_loss == "logsumexp":
+        return z_weight * log_z_N1.square().sum(), up + 2 * z_weight * log_z_N1, up
+    if z_loss == "squared_nll":
+        z, up = z_weight * nll_N1.square().sum(), up + 2 * z_weight * nll_N1
+    return z, up, up
 
 
 @functools.cache  # importing the compiler takes a second
@@ -213,22 +219,13 @@ def _in_place(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """As `_terms`, but the gradient (or None) overwrites the logits `x`, `[N, V]`, which may be one rank's part of the
     vocabulary."""
-    z_weight, labelled = config.z_loss_weight, target != -100
+    labelled = target != -100
     in_shard = labelled if group is None else (target >= first) & (target < first + x.shape[1])
     target = torch.where(in_shard, target - first, 0)
     top, z, x_target = _exponentiate(x, target, in_shard, group)
     log_z = z.log()
     nll = (log_z - x_target) * labelled
-    z_loss = torch.zeros((), dtype=x.dtype, device=x.device)
-    # The gradient of the logit of v: up * exp(x_v) / Z, minus `down` if v is the target.
-    up = down = labelled.to(x.dtype)
-    if config.z_loss == "logsumexp":
-        log_z = (log_z + top) * labelled
-        z_loss = z_weight * log_z.square().sum()
-        up = up + 2 * z_weight * log_z
-    elif config.z_loss == "squared_nll":
-        z_loss = z_weight * nll.square().sum()
-        up = down = up + 2 * z_weight * nll
+    z_loss, up, down = _z_terms(nll, (log_z + top) * labelled, labelled, config.z_loss, config.z_loss_weight)
     dx = x.mul_(up / z).scatter_add_(-1, target, -down * in_shard) if make_dx else None
     return nll.sum(), z_loss, dx
 

@@ -11,7 +11,7 @@ from transformers.masking_utils import causal_mask_function, create_causal_mask,
 from canonlm.core.errors import unsupported
 from canonlm.models.cache import records_past
 from canonlm.models.config import CanonLMConfig
-from canonlm.models.positions import alibi_mask
+from canonlm.models.positions import alibi_mask, lowest_score
 from canonlm.ops.compiled import readable
 from canonlm.ops.varlen import has_padding_after
 
@@ -59,8 +59,7 @@ def make_mask(
     skip = config.alibi is None and not h_BTD.is_meta  # if nothing is padded, which the library looks up
     mask = make(config, h_BTD, attention_mask, cache, allow_is_causal_skip=skip, **options)
     if isinstance(mask, Tensor) and mask.dtype == torch.float64:
-        # Eager attention's softmax is in float32, where lower numbers are -inf, and a row of padding alone is NaN.
-        mask = mask.clamp(min=torch.finfo(torch.float32).min)
+        mask = mask.clamp(min=lowest_score(mask.dtype))
     if config.alibi is not None:
         pairs = cast(Tensor, mask)
         if attention_mask is None and doc_ids is None:

@@ -15,7 +15,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -58,7 +58,7 @@ class Modifier:
 
     about: str
     read: Callable[[str | None, int, int], dict[str, Any]]
-    write: Callable[[CanonLMConfig], str | bool | None]
+    write: Callable[[CanonLMConfig], str | Literal[False] | None]
     of_attention: bool = False
 
 
@@ -110,7 +110,7 @@ def _share(text: str, total: int) -> int | None:
         return None
 
 
-def _written_rope(config: CanonLMConfig) -> str | bool:
+def _written_rope(config: CanonLMConfig) -> str | Literal[False]:
     if config.rope_dim == 0 and config.alibi is not None:
         return False  # ALiBi takes the place of rotations
     share, heads = config.rope_dim / config.head_dim, config.rope_heads / config.num_attention_heads
@@ -125,17 +125,19 @@ def _window(value: str | None, head_dim: int, num_heads: int) -> dict[str, Any]:
     return {"sliding_window": int(value)}
 
 
-def _named(name: str, about: str, key: str, meanings: dict[str | None, Any], *, of_attention: bool = False) -> Modifier:
+def _named(name: str, about: str, key: str, meanings: dict[str | None, Any]) -> Modifier:
+    """A modifier that sets one field. meanings: the field's value by the modifier's."""
+
     def read(value: str | None, head_dim: int, num_heads: int) -> dict[str, Any]:
         if value not in meanings:
             what = " or ".join("no value" if choice is None else f"+{name}={choice}" for choice in meanings)
             raise expected(f"+{name}", what, value)
         return {key: meanings[value]}
 
-    def write(config: CanonLMConfig) -> str | bool | None:
+    def write(config: CanonLMConfig) -> str | Literal[False] | None:
         return next((spelling for spelling, value in meanings.items() if getattr(config, key) == value), False)
 
-    return Modifier(about, read, write, of_attention)
+    return Modifier(about, read, write, of_attention=key in GROUPS["attention"])
 
 
 MODIFIERS = {
@@ -158,22 +160,19 @@ MODIFIERS = {
         "attention decreases with distance; +alibi=hard: half of the heads see nearby tokens only",
         "alibi",
         {None: "alibi", "hard": "hard"},
-        of_attention=True,
     ),
-    "qknorm": _named("qknorm", "RMSNorm on queries and keys", "qk_norm", {None: True}, of_attention=True),
+    "qknorm": _named("qknorm", "RMSNorm on queries and keys", "qk_norm", {None: True}),
     "gate": _named(
         "gate",
         "attention's output times a sigmoid gate of its input (arXiv 2505.06708)",
         "attention_gate",
         {None: True},
-        of_attention=True,
     ),
     "sink": _named(
         "sink",
         "a learned logit in each head that takes attention from the tokens (arXiv 2508.10925)",
         "attention_sink",
         {None: True},
-        of_attention=True,
     ),
     "window": Modifier(
         "attention to the nearest tokens only, +window=512, the current one included (arXiv 2004.05150)",
@@ -437,7 +436,7 @@ def _complete(config: CanonLMConfig, names: Mapping[str, str]) -> str | None:
         modifiers, plain = canon, _of_name(config, written(given, canon))
         for name, modifier in MODIFIERS.items():
             value = False if name == "frozen" else modifier.write(config)
-            if value is not False and value is not True:
+            if value is not False:
                 fields = modifier.read(value, config.head_dim, config.num_attention_heads)
                 if any(differs(key, plain) for key in fields):
                     modifiers += f"+{name}" + ("" if value is None else f"={value}")

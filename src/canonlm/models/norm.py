@@ -15,9 +15,11 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.of_weight(x, on_this_device(self.weight))
+
+    def of_weight(self, x: Tensor, weight: Tensor) -> Tensor:
         compute = torch.promote_types(x.dtype, torch.float32)
-        weight = on_this_device(self.weight).to(compute)
-        return nn.functional.rms_norm(x.to(compute), weight.shape, weight, self.eps).to(x.dtype)
+        return nn.functional.rms_norm(x.to(compute), weight.shape, weight.to(compute), self.eps).to(x.dtype)
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]}, eps={self.eps}"

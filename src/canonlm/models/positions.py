@@ -44,6 +44,12 @@ def running_angles(turns_BTHS: Tensor, before_BHS: Tensor | None, span: Span | N
     return ((turns.cumsum(1) + start) % math.tau).to(turns_BTHS.dtype)
 
 
+def lowest_score(dtype: torch.dtype) -> float:
+    """The number by which a mask hides a key. Eager attention's softmax is in float32, where lower numbers are -inf,
+    and a row of padding alone is NaN."""
+    return torch.finfo(torch.float32 if dtype == torch.float64 else dtype).min
+
+
 def alibi_mask(
     config: Config, mask: Tensor, attention_mask: Tensor | None, cache: Cache | None, dtype: torch.dtype
 ) -> Tensor:
@@ -67,7 +73,7 @@ def alibi_mask(
     distance_B1TS = (places_BT[:, :, None] - places_BS[:, None])[:, None]
     num_heads = config.num_attention_heads
     heads_H11 = torch.arange(1, num_heads + 1, device=mask.device)[:, None, None]
-    lowest = torch.finfo(torch.float32 if dtype == torch.float64 else dtype).min  # as in `make_mask`
+    lowest = lowest_score(dtype)
     if config.alibi == "hard":
         seen_BHTS = (distance_B1TS < heads_H11) | (heads_H11 > num_heads // 2)
         return torch.where(seen_BHTS, mask, False if mask.dtype == torch.bool else lowest)

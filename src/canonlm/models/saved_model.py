@@ -17,8 +17,7 @@ from canonlm.core.saved import cannot_be_loaded, check_fits, check_loaded, check
 from canonlm.core.untrusted import read_object
 from canonlm.models.published import load_published
 from canonlm.models.published.checkpoint import RELEASES
-
-_CONFIGS = ("config.json", "params.json")
+from canonlm.models.published.files import has_config, variants_in
 
 
 def saved_model(
@@ -50,15 +49,10 @@ def kind_of(source: str, root: Path, variant: str | None = None) -> str:
     check_references(str(root / "config.json"), config or {})
     if config is not None and not isinstance(model_type := config.get("model_type", ""), str):
         raise expected(f"{root / 'config.json'}: model_type", "a string", model_type)
-    if not _configs(root, "") and not variants_in(root):
+    if not has_config(root) and not variants_in(root):
         raise _no_model(source, root)
     is_published = variant is not None or config is None or config.get("model_type") in RELEASES
     return "published" if is_published else "transformers"
-
-
-def variants_in(root: Path) -> list[Path]:
-    """The sub-folders that have a model."""
-    return [file.parent for file in _configs(root, "*/")]
 
 
 def _from_pretrained(name: str, dtype: torch.dtype | None, trust_remote_code: bool) -> PreTrainedModel:
@@ -95,10 +89,6 @@ def _check_folder(folder: Path, trust_remote_code: bool) -> None:
     # A canonized model's settings are its host's, one level down.
     canonized = config.get("model_type") == "canon_host" and isinstance(config.get("host"), dict)
     check_fits(folder, config["host"] if canonized else config, None if own_code else build)
-
-
-def _configs(folder: Path, below: str) -> list[Path]:
-    return sorted(file for name in _CONFIGS for file in folder.glob(below + name))
 
 
 def _no_model(source: str, folder: Path) -> ValueError:

@@ -18,13 +18,13 @@ MAX_SIZE = 2**31 - 1
 """Max of any integer field: a larger value is a mistake."""
 
 
-def check_type(key: str, value: object, annotation: Any, default: object) -> None:
+def check_type(key: str, value: object, annotation: Any, default: object = ...) -> None:
     """ValueError if a value does not have its field's type. None is valid if it is the default."""
     if get_origin(annotation) is ClassVar or (value is None and default is None):
         return
     if not _fits(value, annotation):
         kinds = [_TYPES[kind] for kind in _options(annotation) if kind in _TYPES]
-        raise expected(key, kinds[0] if kinds else f"a value of type {formatannotation(annotation)}", value)
+        raise expected(key, " or ".join(kinds) if kinds else f"a value of type {formatannotation(annotation)}", value)
     if isinstance(value, int) and abs(value) > MAX_SIZE and "seed" not in key:
         raise expected(key, f"at most {MAX_SIZE:,}", value)
 
@@ -45,6 +45,7 @@ _TYPES: dict[Any, str] = {
     float: "a number",
     bool: "true or false",
     str: "a string",
+    list[int]: "a list of integers",
     list[str]: "a list of strings, one per layer or repeating",
     list[bool]: "a list of true and false, one per layer or repeating",
     dict[str, dict[str, Any]]: "{mixer: {option: value}}",

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from canonlm.core.borrowed import keeping_modes
 from canonlm.core.cache_name import CACHE_NAMES
 
 MAX_DEPTH = 8  # of objects in a cache
@@ -48,17 +49,18 @@ def state_of(bytes_after: Callable[[int], int | None], num_tokens: int) -> State
 def bytes_after(module: PreTrainedModel, num_tokens: int) -> int | None:
     """The bytes of all different floating-point tensors in the cache of one sequence; None if the model returns no
     cache. Other tensors, such as counters, are not state."""
-    device, training = next(module.parameters()).device, module.training
+    device = next(module.parameters()).device
     # torch has no grouped products of float32 on the meta device.
     experts: dict[str, Any] = getattr(module, "get_experts_implementation", dict)() if device.type == "meta" else {}
+    ids = torch.zeros(1, num_tokens, dtype=torch.long, device=device)
     try:
         if experts:
             module.set_experts_implementation({key: "batched_mm" for key, kind in experts.items() if kind is not None})
-        output = module.eval()(input_ids=torch.zeros(1, num_tokens, dtype=torch.long, device=device), use_cache=True)
+        with keeping_modes(module):
+            output = module.eval()(input_ids=ids, use_cache=True)
     finally:
         if experts:
             module.set_experts_implementation(experts)
-        module.train(training)
     cache = next((each for name in CACHE_NAMES if (each := getattr(output, name, None)) is not None), None)
     tensors = {(x.untyped_storage()._cdata, x.storage_offset(), x.shape): x for x in _tensors(cache, set(), 0)}
     return None if cache is None else sum(x.nbytes for x in tensors.values() if x.is_floating_point())

@@ -169,9 +169,7 @@ class HeadRMSNorm(RMSNorm):
         self.weight, self.group = spread(norm.weight, mesh, Replicate()), mesh.get_group()
 
     def forward(self, x: Tensor) -> Tensor:
-        compute = torch.promote_types(x.dtype, torch.float32)
-        weight = SumOfGradients.apply(on_this_device(self.weight), self.group).to(compute)
-        return nn.functional.rms_norm(x.to(compute), weight.shape, weight, self.eps).to(x.dtype)
+        return self.of_weight(x, SumOfGradients.apply(on_this_device(self.weight), self.group))
 
 
 class _SumOverGroup(torch.autograd.Function):

@@ -10,11 +10,9 @@ from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
-from canonlm.core.errors import InvalidSetting, unknown
-from canonlm.models.hf_small_configs import parse, refusal
+from canonlm.core.errors import InvalidSetting
+from canonlm.models.hf_small_configs import OF_TEXT, check_known, parse, refusal
 from canonlm.models.interface import Sizes
-
-_OF_TEXT = {"pad_token_id", "bos_token_id", "eos_token_id"}
 
 
 def made_outside(arch: str, factory: Callable[..., nn.Module], sizes: Sizes) -> PreTrainedModel:
@@ -28,10 +26,8 @@ def made_outside(arch: str, factory: Callable[..., nn.Module], sizes: Sizes) -> 
         raise InvalidSetting("arch", f"arch: {arch} is not a class or a function that makes a model") from None
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     chosen = {**sizes.fields, **options}
-    for name in chosen:
-        if not takes_all and name not in parameters and name not in _OF_TEXT:
-            key = f"{arch.partition('{')[0]}{{{name}}}" if name in options else f"model.fields.{name}"
-            raise InvalidSetting("arch", unknown("field", key, parameters, f"parameters of {arch.partition('{')[0]}"))
+    if not takes_all:
+        check_known(arch, chosen, options, [*parameters, *OF_TEXT])
     kwargs = {name: value for name, value in (offered | chosen).items() if name in parameters}
     if takes_all:
         kwargs |= plain | chosen

@@ -30,7 +30,8 @@ from canonlm.core.user_folders import expanded
 from canonlm.data.tokenizers import load as load_tokenizer
 from canonlm.models.build import wrap
 from canonlm.models.config import OF_EXPERTS
-from canonlm.models.saved_model import quiet, saved_model, variants_in
+from canonlm.models.published.files import variants_in
+from canonlm.models.saved_model import quiet, saved_model
 from canonlm.runs.folder import checkpoint_steps
 from canonlm.train.build import pick_device
 from canonlm.train.checkpoint import load_model

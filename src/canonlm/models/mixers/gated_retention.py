@@ -11,7 +11,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from canonlm.models.cache import Layout
-from canonlm.models.mixers.base import CHUNK, Architecture, register
+from canonlm.models.mixers.base import Architecture, register
 from canonlm.models.mixers.gla import GATE_NORMALIZER, gla_flops
 from canonlm.models.mixers.recurrent import LinearAttention, at_least_float32, mask_out
 from canonlm.models.settings import Config
@@ -31,7 +31,7 @@ class GatedRetention(LinearAttention):
 
     @classmethod
     def flops(cls, config: Config, seq_len: int) -> float:
-        return gla_flops(config.options_of(cls), min(CHUNK, seq_len))
+        return gla_flops(config.options_of(cls), seq_len)
 
     def recur(
         self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTHV: Tensor, layout: Layout, state: Tensor | None

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from canonlm.models.cache import Layout
-from canonlm.models.initialize import add_parameters, inverse_softplus_of_log_uniform, log_of_uniform
+from canonlm.models.initialize import add_parameters, bias_of_time_steps, log_of_uniform
 from canonlm.models.mixers.base import CHUNK, Architecture, register
 from canonlm.models.mixers.recurrent import HeadOptions, LinearAttention, at_least_float32, mask_out, unit
 from canonlm.models.settings import Config
@@ -57,15 +57,11 @@ class GatedDeltaNet(LinearAttention):
         heads = self.options.num_heads
         self.a_proj: nn.Module = nn.Linear(config.hidden_size, heads, bias=False)
         self.b_proj = nn.Linear(config.hidden_size, self.num_key_value_heads, bias=False)
-        dt_bias = (inverse_softplus_of_log_uniform(1e-3, 1e-1), heads)
-        add_parameters(self, A_log=(log_of_uniform(0, 16), heads), dt_bias=dt_bias)
+        add_parameters(self, A_log=(log_of_uniform(0, 16), heads), dt_bias=(bias_of_time_steps, heads))
 
     @classmethod
     def flops(cls, config: Config, seq_len: int) -> float:
-        """The state is read twice and written once; scores of queries and of keys; the triangular system solved for its
-        inverse, and that times values and times keys; the scores times the errors."""
-        o, chunk = config.options_of(cls), min(CHUNK, seq_len)
-        return delta_flops(o, chunk, scores=4 * chunk * o.key_head_dim)
+        return delta_flops(config.options_of(cls), seq_len)
 
     @classmethod
     def extra_memory(cls, config: Config, seq_len: int) -> float:
@@ -95,9 +91,14 @@ class GatedDeltaNet(LinearAttention):
         )
 
 
-def delta_flops(options: Any, chunk: int, scores: float) -> float:
-    """scores: those of queries and of keys, per token and head."""
-    key_dim, value_dim = options.key_head_dim, options.value_head_dim
+def delta_flops(options: Any, steps: int, *, earlier_only: bool = False) -> float:
+    """FLOPs of one of these steps. The state is read twice and written once; scores of queries and of keys; the
+    triangular system solved for its inverse, and that times values and times keys; the scores times the errors.
+
+    earlier_only: scores are computed for earlier keys only.
+    """
+    key_dim, value_dim, chunk = options.key_head_dim, options.value_head_dim, min(CHUNK, steps)
+    scores = (2 * (chunk + 1) if earlier_only else 4 * chunk) * key_dim
     within = chunk + 2 * value_dim + 2 * key_dim + 2 * value_dim
     return options.num_heads * (6 * key_dim * value_dim + scores + chunk * within)
 

@@ -65,7 +65,7 @@ class GatedLinearAttention(LinearAttention):
 
     @classmethod
     def flops(cls, config: Config, seq_len: int) -> float:
-        return gla_flops(config.options_of(cls), min(CHUNK, seq_len))
+        return gla_flops(config.options_of(cls), seq_len)
 
     def recur(
         self, x_BTD: Tensor, q_BTHK: Tensor, k_BTJK: Tensor, v_BTJV: Tensor, layout: Layout, state: Tensor | None
@@ -80,7 +80,8 @@ class GatedLinearAttention(LinearAttention):
         )
 
 
-def gla_flops(options: HeadOptions, chunk: int) -> float:
-    """Writing and reading the state; the scores of a chunk, computed for earlier keys only, times its values."""
-    key_dim, value_dim = options.key_head_dim, options.value_head_dim
+def gla_flops(options: HeadOptions, steps: int) -> float:
+    """FLOPs of one of these steps. Writing and reading the state; the scores of a chunk, computed for earlier keys
+    only, times its values."""
+    key_dim, value_dim, chunk = options.key_head_dim, options.value_head_dim, min(CHUNK, steps)
     return options.num_heads * (4 * key_dim * value_dim + (chunk + 1) * key_dim + 2 * chunk * value_dim)

@@ -12,8 +12,8 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from canonlm.models.initialize import add_parameters, inverse_softplus_of_log_uniform, log_of_uniform, start_with
-from canonlm.models.mixers.base import CHUNK, DERIVED, Architecture, register
+from canonlm.models.initialize import add_parameters, bias_of_time_steps, log_of_uniform, start_with
+from canonlm.models.mixers.base import DERIVED, Architecture, register
 from canonlm.models.mixers.gdn import DeltaOptions, GatedDeltaNet, delta_flops
 from canonlm.models.mixers.recurrent import LowRank, at_least_float32
 from canonlm.models.settings import Config
@@ -48,14 +48,12 @@ class KimiDeltaAttention(GatedDeltaNet):
         self.a_proj = LowRank(config, hidden, options.decay_rank, self.widths["q"], bias=False)
         if self.g_proj is not None:
             self.g_proj = LowRank(config, hidden, options.output_gate_rank, self.widths["v"], bias=False)
-        add_parameters(self, dt_bias=(inverse_softplus_of_log_uniform(1e-3, 1e-1), self.widths["q"]))
+        add_parameters(self, dt_bias=(bias_of_time_steps, self.widths["q"]))
         start_with(self, A_log=log_of_uniform(1, 16))
 
     @classmethod
     def flops(cls, config: Config, seq_len: int) -> float:
-        """As Gated DeltaNet's, but scores are computed for earlier keys only."""
-        o, chunk = config.options_of(cls), min(CHUNK, seq_len)
-        return delta_flops(o, chunk, scores=2 * (chunk + 1) * o.key_head_dim)
+        return delta_flops(config.options_of(cls), seq_len, earlier_only=True)
 
     def activate(self, gate: Tensor) -> Tensor:
         return gate.sigmoid()

@@ -14,7 +14,7 @@ from transformers import Cache
 
 from canonlm.canon.sites import OF_MIXER, SHORT_CONV
 from canonlm.models.cache import Layout
-from canonlm.models.initialize import add_parameters, inverse_softplus_of_log_uniform, log_of_uniform, ones
+from canonlm.models.initialize import add_parameters, bias_of_time_steps, log_of_uniform, ones
 from canonlm.models.mixers.base import CHUNK, DERIVED, Architecture, Options, register
 from canonlm.models.mixers.recurrent import RecurrentMixer, at_least_float32, mask_out
 from canonlm.models.norm import RMSNorm
@@ -70,15 +70,14 @@ class Mamba2(RecurrentMixer):
         self.add_projections({"z": inner, "x": inner, "B": shared, "C": shared, "dt": heads})
         self.add_short_convs({name: self.widths[name] for name in "xBC"}, bias=True)
         self.add_canons(self.widths)
-        dt_bias = (inverse_softplus_of_log_uniform(1e-3, 1e-1), heads)
-        add_parameters(self, A_log=(log_of_uniform(1, 16), heads), D=(ones, heads), dt_bias=dt_bias)
+        add_parameters(self, A_log=(log_of_uniform(1, 16), heads), D=(ones, heads), dt_bias=(bias_of_time_steps, heads))
         self.norm = RMSNorm(inner, config.rms_norm_eps)
         self.out_proj = nn.Linear(inner, config.hidden_size, bias=False)
 
     @classmethod
     def flops(cls, config: Config, seq_len: int) -> float:
         o = config.options_of(cls)
-        return ssd_flops(o.num_heads, o.n_groups, o.state_size, o.head_dim, min(CHUNK, seq_len))
+        return ssd_flops(o.num_heads, o.n_groups, o.state_size, o.head_dim, seq_len)
 
     def mix(self, x_BTD: Tensor, layout: Layout, cache: Cache | None, state: Tensor | None) -> tuple[Tensor, Tensor]:
         projected = self.run(OF_MIXER, self.project(x_BTD), layout, cache)
@@ -102,6 +101,8 @@ class Mamba2(RecurrentMixer):
         return self.out_proj(y.to(x_BTD.dtype)), state
 
 
-def ssd_flops(heads: int, groups: int, state_size: int, head_dim: int, chunk: int) -> float:
-    """Writing and reading the state; the scores of a chunk, which the heads of a group share, times its values."""
+def ssd_flops(heads: int, groups: int, state_size: int, head_dim: int, steps: int) -> float:
+    """FLOPs of one of these steps. Writing and reading the state; the scores of a chunk, which the heads of a group
+    share, times its values."""
+    chunk = min(CHUNK, steps)
     return 4 * heads * state_size * head_dim + 2 * chunk * (groups * state_size + heads * head_dim)

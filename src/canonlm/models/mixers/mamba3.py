@@ -22,8 +22,8 @@ from canonlm.canon.layer import on_this_device
 from canonlm.canon.sites import OF_MIXER, SHORT_CONV
 from canonlm.core.errors import expected
 from canonlm.models.cache import Layout
-from canonlm.models.initialize import add_parameters, constant, inverse_softplus_of_log_uniform, ones
-from canonlm.models.mixers.base import CHUNK, DERIVED, Architecture, register
+from canonlm.models.initialize import add_parameters, bias_of_time_steps, constant, ones
+from canonlm.models.mixers.base import DERIVED, Architecture, register
 from canonlm.models.mixers.mamba2 import Mamba2Options, ssd_flops
 from canonlm.models.mixers.recurrent import RecurrentMixer, at_least_float32, mask_out
 from canonlm.models.norm import RMSNorm
@@ -46,7 +46,7 @@ class Mamba3Options(Mamba2Options):
         self.check_positive("mimo_rank")
         self.num_angles = self.state_size // 4 if self.num_angles is None else self.num_angles
         largest = self.state_size / 2
-        if not isinstance(self.num_angles, int) or not 0 <= self.num_angles <= largest:
+        if not 0 <= self.num_angles <= largest:
             raise expected("num_angles", f"an integer from 0 to state_size / 2 = {largest:g}", self.num_angles)
 
 
@@ -78,8 +78,7 @@ class Mamba3(RecurrentMixer):
         self.add_canons(self.widths)
         self.B_norm, self.C_norm = (RMSNorm(o.state_size, config.rms_norm_eps) for _ in range(2))
         bias, of_heads = (ones, rank, heads, o.state_size), (rank, heads, o.head_dim)
-        dt_bias = (inverse_softplus_of_log_uniform(1e-3, 1e-1), heads)
-        add_parameters(self, B_bias=bias, C_bias=bias, dt_bias=dt_bias, D=(ones, heads))
+        add_parameters(self, B_bias=bias, C_bias=bias, dt_bias=(bias_of_time_steps, heads), D=(ones, heads))
         if rank > 1:
             mean = (constant(1 / rank), *of_heads)
             add_parameters(self, mimo_x=mean, mimo_z=(ones, *of_heads), mimo_out=mean)
@@ -90,9 +89,8 @@ class Mamba3(RecurrentMixer):
         """Each input of a token is a step of the SSD; besides, queries meet inputs that the SSD gives them too late."""
         o = config.options_of(cls)
         late = o.mimo_rank**2 + o.mimo_rank * (o.mimo_rank - 1) / 2
-        chunk = min(CHUNK, o.mimo_rank * seq_len)
-        steps = o.mimo_rank * ssd_flops(o.num_heads, o.num_heads, o.state_size, o.head_dim, chunk)
-        return steps + late * 2 * o.num_heads * (o.state_size + o.head_dim)
+        step = ssd_flops(o.num_heads, o.num_heads, o.state_size, o.head_dim, o.mimo_rank * seq_len)
+        return o.mimo_rank * step + late * 2 * o.num_heads * (o.state_size + o.head_dim)
 
     def mix(self, x_BTD: Tensor, layout: Layout, cache: Cache | None, state: Tensor | None) -> tuple[Tensor, Tensor]:
         projected = self.run(OF_MIXER, self.project(x_BTD), layout, cache)

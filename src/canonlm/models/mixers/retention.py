@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from canonlm.models.cache import Layout
-from canonlm.models.mixers.base import CHUNK, Architecture, register
+from canonlm.models.mixers.base import Architecture, register
 from canonlm.models.mixers.mamba2 import ssd_flops
 from canonlm.models.mixers.recurrent import LinearAttention, mask_out
 from canonlm.models.settings import Config
@@ -29,7 +29,7 @@ class Retention(LinearAttention):
     @classmethod
     def flops(cls, config: Config, seq_len: int) -> float:
         o = config.options_of(cls)
-        return ssd_flops(o.num_heads, o.num_heads, o.key_head_dim, o.value_head_dim, min(CHUNK, seq_len))
+        return ssd_flops(o.num_heads, o.num_heads, o.key_head_dim, o.value_head_dim, seq_len)
 
     def recur(
         self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTHV: Tensor, layout: Layout, state: Tensor | None

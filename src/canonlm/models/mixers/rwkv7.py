@@ -24,7 +24,7 @@ from canonlm.canon.variants import TokenShift
 from canonlm.core.errors import expected
 from canonlm.models.cache import Layout
 from canonlm.models.initialize import Fill, add_parameters, constant, zeros
-from canonlm.models.mixers.base import CHUNK, DERIVED, Architecture, register
+from canonlm.models.mixers.base import DERIVED, Architecture, register
 from canonlm.models.mixers.gdn import delta_flops, larger_chunks
 from canonlm.models.mixers.recurrent import KeyValueOptions, LowRank, RecurrentMixer, at_least_float32, mask_out, unit
 from canonlm.models.settings import Config
@@ -101,8 +101,7 @@ class RWKV7(RecurrentMixer):
     @classmethod
     def flops(cls, config: Config, seq_len: int) -> float:
         """Both steps of a token."""
-        o, chunk = config.options_of(cls), min(CHUNK, 2 * seq_len)
-        return 2 * delta_flops(o, chunk, scores=2 * (chunk + 1) * o.key_head_dim)
+        return 2 * delta_flops(config.options_of(cls), 2 * seq_len, earlier_only=True)
 
     @classmethod
     def extra_memory(cls, config: Config, seq_len: int) -> float:

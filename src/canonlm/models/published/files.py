@@ -24,7 +24,7 @@ _LAYOUTS = (
 """The configuration; the file of weights, or the index of several; what to download. The first layout that exists
 counts."""
 
-_PARAMS = ("config.json", "params.json")
+_CONFIGS = ("config.json", "params.json")
 _WANTED = "config.json with model.safetensors or pytorch_model.bin, or params.json with consolidated.pth"
 
 
@@ -52,7 +52,7 @@ def load_published(
     files is executed.
     """
     hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
-    root = _fetch(source, [*_PARAMS, *(f"*/{name}" for name in _PARAMS)], **hub)  # small files, to list the variants
+    root = _fetch(source, [*_CONFIGS, *(f"*/{name}" for name in _CONFIGS)], **hub)  # small files, to list the variants
     folder = _choose(root, variant)
     check_manifest(folder)
     for params_name, weights_names, pattern in _LAYOUTS:
@@ -109,13 +109,22 @@ def _fetch(source: str | Path, patterns: list[str], **hub: Any) -> Path:
         raise ValueError(f'source: expected a folder or a repository on the Hub, got "{source}" ({reason})') from None
 
 
+def has_config(folder: Path) -> bool:
+    return any((folder / name).exists() for name in _CONFIGS)
+
+
+def variants_in(folder: Path) -> list[Path]:
+    """The sub-folders that have a model."""
+    return sorted({file.parent for name in _CONFIGS for file in folder.glob(f"*/{name}")})
+
+
 def _choose(folder: Path, variant: str | None) -> Path:
-    variants = sorted({file.parent.name for name in _PARAMS for file in folder.glob(f"*/{name}")})
+    variants = [place.name for place in variants_in(folder)]
     if variant is not None:
         if variant not in variants:
             raise unknown("variant", variant, variants)
         return folder / variant
-    if any((folder / name).exists() for name in _PARAMS):
+    if has_config(folder):
         return folder
     if len(variants) == 1:
         return folder / variants[0]

@@ -1,6 +1,5 @@
 """Published configurations: fields with types and defaults, and their translation to our configuration."""
 
-import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import fields
@@ -10,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError, field_
 from transformers import PreTrainedConfig
 
 from canonlm.canon.sites import SHORT_CONV, letters
-from canonlm.core.errors import expected, refused
+from canonlm.core.errors import closest, expected, refused, shown
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.fields import GROUPS
 from canonlm.models.published.rename import Names
@@ -33,10 +32,10 @@ def check_same(kind: str, config: CanonLMConfig, back: CanonLMConfig) -> None:
     if config.mixers == back.mixers:
         keys = {field.name for field in fields(CanonLMConfig)} - {field.name for field in fields(PreTrainedConfig)}
         of_attention = GROUPS["attention"] | {"num_attention_heads"}  # other mixers do not read these
-        keys -= _NOT_COMPUTED_WITH | ({"conv_kernel"} if config.mixer(0) == "attention" else of_attention)
+        keys -= _NOT_COMPUTED_WITH | ({"conv_kernel"} if config.mixers[0] == "attention" else of_attention)
         keys = (keys - {"mixer_options"}) | {f"mixer.{option}" for option in vars(config.options(0))}
     pairs = {key: (_meaning(config, key), _meaning(back, key)) for key in sorted(keys)}
-    lost = [str(expected(key, _shown(held), value)) for key, (value, held) in pairs.items() if value != held]
+    lost = [str(expected(key, shown(held), value)) for key, (value, held) in pairs.items() if value != held]
     if lost:
         raise ValueError(f"{kind}: {'; '.join(lost)}")
 
@@ -53,10 +52,6 @@ def value_of(config: CanonLMConfig, key: str) -> Any:
     """The value of one of our fields; `mixer.num_heads` is an option of its mixer."""
     group, _, name = key.rpartition(".")
     return getattr(config.options(0) if group else config, name)
-
-
-def _shown(value: Any) -> str:
-    return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
 class Published(BaseModel):
@@ -140,7 +135,7 @@ class Release(Published):
 
     def derived(self) -> dict[str, Any]:
         """Our fields that follow from several of theirs."""
-        raise NotImplementedError
+        return {}
 
     @classmethod
     def of(cls, config: CanonLMConfig) -> dict[str, Any]:
@@ -171,5 +166,5 @@ def round_up(value: int, multiple: int) -> int:
 
 
 def _with_guess(name: str, names: Mapping[str, Any]) -> str:
-    close = difflib.get_close_matches(name, names, n=1)
+    close = closest(name, list(names))
     return f'{name} (did you mean "{close[0]}"?)' if close else name

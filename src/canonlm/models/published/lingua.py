@@ -139,17 +139,17 @@ class Lingua(Published):
             "z_loss": config.z_loss == "squared_nll",
             "max_seqlen": config.max_position_embeddings,
         }
-        if config.mixer(0) == "attention":
+        if config.mixers[0] == "attention":
             own = ("qk_norm", "rope_theta", "rope_dim", "head_dim", "init_base_std", "init_std_factor")
             heads = {"n_heads": config.num_attention_heads, "n_kv_heads": config.num_key_value_heads}
             return {**params, **{key: getattr(config, key) for key in own}, **heads}
         return {
             **params,
-            "model_name": next(name for name, mixer in _LINEAR.items() if mixer == config.mixer(0)),
+            "model_name": next(name for name, mixer in _LINEAR.items() if mixer == config.mixers[0]),
             "n_heads": config.options(0).num_heads,
             "zeyuan_layernorm": config.zeyuan_layernorm,
-            "mlp_type": "mlp10" if config.mixer(0) == "mamba2" and config.mlp == "gated" else None,
-            "mamba_ssm": config.options(0).state_size if config.mixer(0) == "mamba2" else None,
+            "mlp_type": "mlp10" if config.mixers[0] == "mamba2" and config.mlp == "gated" else None,
+            "mamba_ssm": config.options(0).state_size if config.mixers[0] == "mamba2" else None,
         }
 
     def dump(self) -> dict[str, Any]:

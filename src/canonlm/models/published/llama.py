@@ -49,9 +49,6 @@ class LlamaCanon(Release):
             raise expected("params.partial_rotary_factor", "rope_dim to go with it", self.partial_rotary_factor)
         return self
 
-    def derived(self) -> dict[str, Any]:
-        return {}
-
     @classmethod
     def of(cls, config: CanonLMConfig) -> dict[str, Any]:
         share = {"partial_rotary_factor": config.rope_dim / config.head_dim}
