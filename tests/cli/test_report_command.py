@@ -81,7 +81,8 @@ def test_table_only_writes_no_page(tmp_path, capsys):
     [
         (
             ["nowhere", "--watch"],
-            'folder: expected a folder with runs or results of `canonlm eval` in it, got "nowhere"',
+            "folder: expected a folder with runs or results of `canonlm eval` in it (No such file or directory), got "
+            '"nowhere"',
         ),
         (["runs", "--out", "file/x.html"], '--out: expected a file in a folder that exists, got "file/x.html"'),
         (["nowhere", "--table", "--out", "x"], "--out cannot be used with --table, which writes no page"),

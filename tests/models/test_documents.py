@@ -54,8 +54,8 @@ def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *, s
 
 def put_in_place(monkeypatch, kernel):
     """Replace torch's kernel, for CPU tensors."""
-    packed_attention._takes_windows()  # caches the answer about the installed one
-    packed_attention._takes_groups()
+    for name in ("window_size", "enable_gqa"):
+        packed_attention._kernel_takes(name)  # caches the answer about the installed one
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
     monkeypatch.setattr(attend, "takes", lambda *_: True)
 

@@ -157,10 +157,9 @@ def test_chunks_of_the_delta_rule(mixer, steps):
     g, beta = -random(1, time, H, K if by_channel else 1).abs(), random(1, time, H, 1).sigmoid()
     inputs = random(1, time, H, K), random(1, time, H, K), random(1, time, H, V), g, beta
     r = random(1, time, H, K) if mixer in ("delta_vec", "rwkv7") else None
-    docs = torch.zeros(1, time + 1, dtype=torch.int64)
     uncounted = time // CHUNK * H * CHUNK**3 + by_channel * time * H * 2 * 2 * 4.5 * K
     made = counted(
-        lambda: gdn._forward._init_fn(*inputs, r, docs, random(1, H, K, V), 1.0, by_channel, CHUNK),
+        lambda: gdn._forward._init_fn(*inputs, r, None, random(1, H, K, V), 1.0, by_channel, CHUNK),
         {torch.ops.aten.baddbmm_: in_place},
     )
     assert made + uncounted == T * recurrence_of(mixer, num_heads=H, key_head_dim=K, value_head_dim=V)
