@@ -39,6 +39,17 @@ def test_the_librarys_llama_passes_everything():
     assert set(states(llama()).values()) == {"passed"}
 
 
+class Uncached(LlamaForCausalLM):
+    """Takes no `use_cache`."""
+
+    def forward(self, input_ids=None, position_ids=None):
+        return super().forward(input_ids, position_ids=position_ids, use_cache=False)
+
+
+def test_a_forward_without_cache_isolates_packed_documents():
+    assert set(states(llama(Uncached), "causality", "packed documents").values()) == {"passed"}
+
+
 class OldPositions(LlamaForCausalLM):
     """Forgets the cache's length: every step is at position 0."""
 

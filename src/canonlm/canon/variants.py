@@ -78,8 +78,8 @@ class Smear(CanonLayer):
         self, x_BTC: Tensor, doc_ids_BT: Tensor | None, state_BCK: Tensor | None, mixer_input: Tensor | None
     ) -> Tensor:
         compute = dtype_of_sums(x_BTC, self.gate)
-        before = {"doc_ids_BT": doc_ids_BT, "state_BCK": state_BCK}
-        past_BTC = causal_conv(x_BTC.to(compute), _token_before(x_BTC, compute), **before)
+        taps_C1K = _token_before(x_BTC, compute)
+        past_BTC = causal_conv(x_BTC.to(compute), taps_C1K, doc_ids_BT=doc_ids_BT, state_BCK=state_BCK)
         weight, strength = (on_this_device(part).to(compute) for part in (self.gate, self.strength))
         gate_BT1 = (x_BTC[..., : len(weight)].to(compute) * weight).sum(-1, keepdim=True).sigmoid()
         return (x_BTC + strength * gate_BT1 * past_BTC).to(x_BTC.dtype)

@@ -64,6 +64,8 @@ _GROUPS = {"attn_config", "ffn_config"}
 """Groups of fields, not models of their own."""
 
 OF_TEXT = ("pad_token_id", "bos_token_id", "eos_token_id")
+"""Fields that any model may be given, as they describe its text."""
+
 _ALWAYS = {"tie_word_embeddings", *OF_TEXT}
 _OF_FILES = {"architectures", "dtype", "torch_dtype", "transformers_version"}
 _HOW = "set its fields, as in hf:qwen3{head_dim=16}, or take another model: docs/foreign-models.md"

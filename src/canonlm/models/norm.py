@@ -18,6 +18,7 @@ class RMSNorm(nn.Module):
         return self.of_weight(x, on_this_device(self.weight))
 
     def of_weight(self, x: Tensor, weight: Tensor) -> Tensor:
+        """The same with another weight, in at least float32."""
         compute = torch.promote_types(x.dtype, torch.float32)
         return nn.functional.rms_norm(x.to(compute), weight.shape, weight.to(compute), self.eps).to(x.dtype)
 
