@@ -51,13 +51,15 @@ def test_errors_of_the_system(error, message):
     [
         ("depo.yml", "depo.yaml"),  # another spelling of the type
         ("dpo.yaml", "depo.yaml"),
+        ("depo.cvs", "depo.csv"),
         ("dpo.py", None),  # another type
         ("zzz.yaml", None),
         ("gone/depo.yaml", None),  # its folder is not there either
     ],
 )
 def test_a_file_that_is_not_there_is_guessed_from_those_beside_it(tmp_path, name, guess):
-    (tmp_path / "depo.yaml").touch()
+    for there in ("depo.yaml", "depo.csv"):
+        (tmp_path / there).touch()
     with pytest.raises(OSError) as caught:
         (tmp_path / name).stat()
     reason = "No such file or directory" + (f'; did you mean "{guess}"?' if guess else "")

@@ -88,9 +88,11 @@ def why(error: OSError | ValueError, path: Path) -> str:
     if not isinstance(error, FileNotFoundError):
         return reason
     with suppress(OSError):
-        beside = (Path(entry.name) for entry in islice(os.scandir(path.parent), LOOKED_AT))
-        names = {each.stem: each.name for each in beside if path.suffix == each.suffix or path.stem == each.stem}
-        reason += "".join(f"; did you mean {shown(names[stem])}?" for stem in closest(path.stem, sorted(names)))
+        entries = (Path(entry.name) for entry in islice(os.scandir(path.parent), LOOKED_AT))
+        beside = [each for each in entries if path.suffix == each.suffix or path.stem == each.stem]
+        stems = closest(path.stem, sorted({each.stem for each in beside}))  # without types, which make all names alike
+        names = sorted(each.name for each in beside if each.stem in stems)
+        reason += "".join(f"; did you mean {shown(name)}?" for name in closest(path.name, names))
     return reason
 
 
