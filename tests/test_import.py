@@ -41,6 +41,10 @@ STARTS = [
     ("assert main(['play', 'depo', '--lr', 'fast']) == 2", ""),
     ("assert main(['play', 'depo', '--seeds', '0']) == 2", ""),
     ("assert main(['play', 'nowhere.py:Task']) == 2", ""),
+    ("assert main(['eval', 'tiny', '--suite', 'hops']) == 2", ""),
+    ("assert main(['eval', 'tiny', '--suite', 'multihop', 'kk=1']) == 2", ""),
+    ("assert main(['eval', 'tiny', '--suite', 'babilong', 'k=0']) == 2", ""),
+    ("assert main(['eval', 'tiny', '--suite', 'harness', '--tasks', '/']) == 2", ""),
     ("import canonlm.tasks, canonlm.report, canonlm.launch.recipes, canonlm.train.config, canonlm.launch.grid", ""),
     ("from canonlm.report import claims_page, page, profile_page, results_page", ""),
 ]

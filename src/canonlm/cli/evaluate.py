@@ -82,11 +82,11 @@ def evaluate(
         named["tasks"] = [name.strip() for name in tasks.split(",") if name.strip()]
     elif suite == "harness" and not published and not any(pair.startswith("tasks=") for pair in settings or []):
         raise ValueError("--suite harness needs --tasks, such as piqa,arc_easy, or --published")
-    keep_going()
-    load_torch()
     planned = later.suites.plan(suite, settings or [], published, **named)
     if suite == "harness" and not trust:
         later.harness.refuse_code(planned)
+    keep_going()
+    load_torch()
     options = later.suites.PromptOptions(batch_size, bos, beyond_context or published)
     read: list[_Read] = []
     code = 0

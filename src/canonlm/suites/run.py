@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from itertools import product
 from pathlib import Path
-from typing import Any, Protocol, get_origin
+from typing import TYPE_CHECKING, Any, Protocol, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -17,11 +17,13 @@ from canonlm.core.errors import expected, refused, unknown
 from canonlm.core.files import Stamp
 from canonlm.core.untrusted import read_text
 from canonlm.core.user_folders import expanded
-from canonlm.suites.load_model import Subject
 from canonlm.suites.questions import Score
 from canonlm.suites.results import Results
 from canonlm.suites.settings import RETRIEVAL, PromptOptions, published_settings, settings_class
 from canonlm.train.load_config import override
+
+if TYPE_CHECKING:  # it loads torch, and mistakes in settings are reported before
+    from canonlm.suites.load_model import Subject
 
 SUITES = {
     "multihop": "birth years in a text, stated directly or through a chain of k people",
@@ -100,7 +102,7 @@ def _checked(model: type[BaseModel], settings: dict[str, Any]) -> BaseModel:
 def run(
     suite: str,
     settings: Sequence[BaseModel],
-    subject: Subject,
+    subject: "Subject",
     options: PromptOptions,
     out: Path,
     progress: ProgressReporter,
@@ -119,7 +121,7 @@ class _Exam:
     """A suite and the model that it examines. The methods yield the entries of one evaluation, by the kind of suite."""
 
     suite: str
-    subject: Subject
+    subject: "Subject"
     options: PromptOptions
     results: Results
     progress: ProgressReporter

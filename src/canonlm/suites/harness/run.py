@@ -13,7 +13,6 @@ from canonlm.core.errors import InvalidSetting, brief
 from canonlm.core.user_folders import expanded
 from canonlm.suites.harness import require
 from canonlm.suites.harness.opening import SEEDS, Part, find, load, name_of, open_tasks, parts, seed
-from canonlm.suites.load_model import Subject
 from canonlm.suites.questions import Score, not_finite
 from canonlm.suites.settings import HarnessSettings
 from canonlm.train.load_config import is_yours, your_folder
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
 
     from canonlm.suites.harness.lm import CanonLM
+    from canonlm.suites.load_model import Subject
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ def refuse_code(planned: Iterable[Any]) -> None:
 
 
 def run_harness(
-    subject: Subject,
+    subject: "Subject",
     settings: HarnessSettings,
     on_task: Callable[[str, list[Score]], None] = lambda name, scores: None,
     *,
