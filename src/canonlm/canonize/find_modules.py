@@ -87,7 +87,7 @@ def find(model: PreTrainedModel) -> list[Block]:
     kind = model.config.model_type
     why = REFUSED.get(kind) or REFUSED.get(config.model_type)
     if kind == "canonlm":
-        why = "takes them from its configuration: set canon_set, or train llama+canon=ABCD (docs/canon.md)"
+        why = "takes them from its configuration: set canon_set, or train llama+canon=ABCD"
     elif model.config.is_encoder_decoder:
         why = "is an encoder with a decoder"
     elif (getattr(config, "chunk_size_feed_forward", 0) or 0) > 0:

@@ -15,19 +15,12 @@ TEMPLATES = Path(__file__).parent / "templates"
 class Template(NamedTuple):
     file: str
     commands: tuple[str, ...]  # FILE is where the new file is
-    page: str  # of the docs
 
 
 KINDS = {
-    "task": Template(
-        "task.py", ("canonlm data show FILE:parity", "canonlm play FILE:parity --arch llama,gdn2"), "add-a-task.md"
-    ),
-    "mixer": Template(
-        "mixer.py", ("canonlm check FILE:Fading", "canonlm play depo --arch llama,FILE:Fading"), "add-a-mixer.md"
-    ),
-    "experiment": Template(
-        "experiment.yaml", ("canonlm replicate FILE --dry-run", "canonlm replicate FILE"), "replicate.md"
-    ),
+    "task": Template("task.py", ("canonlm data show FILE:parity", "canonlm play FILE:parity --arch llama,gdn2")),
+    "mixer": Template("mixer.py", ("canonlm check FILE:Fading", "canonlm play depo --arch llama,FILE:Fading")),
+    "experiment": Template("experiment.yaml", ("canonlm replicate FILE --dry-run", "canonlm replicate FILE")),
 }
 KIND = typer.Argument(help="task, mixer or experiment.", metavar="KIND", autocompletion=lambda: list(KINDS))
 FILE = typer.Argument(help="The file to write: NAME.py, or NAME.yaml for an experiment.", metavar="FILE")
@@ -52,7 +45,7 @@ def new(kind: Annotated[str, KIND], file: Annotated[Path, FILE]) -> int:
                 stream.write(text.encode())
         except FileExistsError:
             raise expected("FILE", "a file that does not exist yet", str(file)) from None
-    print(f"{file} runs as it is (docs/{template.page}):")
+    print(f"{file} runs as it is; its comments say what to change:")
     for command in template.commands:
         print(f"  {shlex.join(word.replace('FILE', str(file)) for word in command.split())}")
     return 0

@@ -28,7 +28,7 @@ TASKS = typer.Option(
     "--only",
     "--tasks",
     help="Tasks and abilities, separated by commas: depth, copying, breadth, manipulation, structure and capacity (the "
-    "default), tracking, recall and length. docs/profile.md has the tasks of each.",
+    "default), tracking, recall and length. --dry-run lists their tasks.",
 )
 SEEDS = typer.Option(
     help="Seeds for each architecture. Default: as many as verdicts need, which is 6 for one comparison and 8 for six; "

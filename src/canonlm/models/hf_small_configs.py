@@ -68,7 +68,7 @@ OF_TEXT = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 _ALWAYS = {"tie_word_embeddings", *OF_TEXT}
 _OF_FILES = {"architectures", "dtype", "torch_dtype", "transformers_version"}
-_HOW = "set its fields, as in hf:qwen3{head_dim=16}, or take another model: docs/foreign-models.md"
+_HOW = "set its fields, as in hf:qwen3{head_dim=16}, or take another model"
 
 _LAYER_LISTS = re.compile(r"layer_types$|block_types?$|indexer_types$|^activation_sparsity_pattern$")
 _HEADS = re.compile(r"(^|_)(n_|num_)(\w+_)?heads?$|^(en|de)coder_attention_heads$|num_query_groups$")
