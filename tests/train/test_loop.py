@@ -5,11 +5,14 @@ import json
 import re
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
+from filelock import FileLock
 
 from canonlm.cli import main
+from canonlm.core.files import lock
 from canonlm.runs.folder import checkpoint_steps
 from canonlm.runs.rows import evaluation
 from canonlm.train import loop
@@ -158,6 +161,19 @@ def test_a_second_process_in_the_folder_is_refused(tiny, tmp_path, capsys):
     expected = f'canonlm: --out: expected a folder that no other process is training in, got "{out}"\n'
     assert capsys.readouterr().err == expected
     assert main(["train", str(path), "--out", str(out)]) == 0
+
+
+def test_a_worker_that_looks_whether_a_folder_is_free_stops_no_training(tiny, tmp_path, monkeypatch):
+    """It holds the lock for an instant."""
+    other = FileLock(tmp_path / ".lock", thread_local=False)
+
+    def taken(*arguments, **options):
+        other.acquire()
+        threading.Timer(0.2, other.release).start()
+        return lock(*arguments, **options)
+
+    monkeypatch.setattr(loop, "lock", taken)
+    assert train(tiny(train={"steps": 1}), tmp_path)["steps"] == 1
 
 
 @pytest.mark.parametrize(

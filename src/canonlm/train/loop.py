@@ -114,7 +114,7 @@ def _locked(folder: Path, config: RunConfig, world: World):
 
     A ValueError before anything has been trained refuses the run: a new folder then gets no configuration, so that the
     corrected run may be trained in it."""
-    held = lock(folder / ".lock", timeout=0)
+    held = lock(folder / ".lock", timeout=1)  # a worker that looks whether the folder is free holds it for an instant
     is_new = False
     try:
         with world.all_or_none():
