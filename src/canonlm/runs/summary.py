@@ -74,12 +74,12 @@ class Rate:
         spread = self.spread(key)
         if guess is None or spread is None:
             return False
-        answers = len(self.runs) * sum(map(self.questions, [key] if key else primary(self.slices)))
+        answers = self.repeats * sum(map(self.questions, [key] if key else primary(self.slices)))
         return wilson_interval(spread.mean, answers)[1] < guess
 
     @property
     def repeats(self) -> int:
-        """The number of seeds among the finished runs."""
+        """The number of seeds among the finished runs: a seed that was trained twice counts as one run."""
         return len(set(self.seeds))
 
     @property
@@ -90,12 +90,12 @@ class Rate:
     @property
     def finished_of(self) -> str:
         """`3`, or `2 of 3` where a run has not finished."""
-        return f"{len(self.runs)} of {self.planned}" if self.unfinished else str(len(self.runs))
+        return f"{self.repeats} of {self.planned}" if self.unfinished else str(self.repeats)
 
     @property
     def planned(self) -> int:
         """The number of runs, finished or not."""
-        return len(self.runs) + self.unfinished
+        return self.repeats + self.unfinished
 
 
 @dataclass(frozen=True)
