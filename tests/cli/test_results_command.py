@@ -11,6 +11,8 @@ from folders import evaluation, text_evaluation, write_results, write_run, write
 
 from canonlm.cli import main
 from canonlm.experiments.published import everything, published
+from canonlm.report.results_payload import beside_the_published
+from canonlm.runs.gather import gather
 from canonlm.runs.table import RESULTS, SCHEMA, choose, paired
 
 TASK = {"name": "depo", "N": 8, "K": 2, "M": 10, "name_vocab": 8, "min_name_len": 1, "max_name_len": 1}
@@ -182,6 +184,26 @@ def test_pairs_of_your_runs(tmp_path, capsys):
     rows = cells(capsys.readouterr().out)
     better = [row[1:] for row in rows if row[0] == "better"]
     assert better == [["23/32"], ["0/1"], ["1/1", "1/1", "1/1", "0/1"]]  # pairs are only counted within a source
+
+
+@pytest.mark.parametrize(
+    ("filters", "kept"),
+    [
+        ([], {"finished", "running"}),
+        (["source=yours"], {"finished", "running"}),
+        (["arch=Llama", "canon=yes"], {"running"}),
+        (["task=depo", "source=yours"], {"finished", "running"}),
+        (["model=running"], {"running"}),
+        (["arch=GLA5"], set()),
+    ],
+)
+def test_a_filter_of_the_page_keeps_your_unfinished_runs(tmp_path, filters, kept):
+    run_folder(tmp_path / "runs" / "finished")
+    run_folder(tmp_path / "runs" / "running", "llama+canon", finished=False)
+    shown = beside_the_published(gather([tmp_path]), filters)
+    assert set(shown.curves.filter(pl.col("source") == "yours")["model"]) == kept
+    assert "running" not in shown.numbers["model"]
+    assert ("running" in shown.settings) == ("running" in kept)
 
 
 def test_names_stay_text(tmp_path, capsys):

@@ -42,15 +42,19 @@ class Shown:
 
 
 def beside_the_published(gathered: Sequence[Gathered], filters: Sequence[str] = ()) -> Shown:
-    """The published results and the user's, both filtered."""
+    """The published results and the user's, both filtered. Runs without final numbers are filtered by their newest
+    ones, and have curves only."""
     mine, left_out = finals(gathered)
     of_mine, curves_left_out = curves(gathered)
     if gathered and not len(mine) and not len(of_mine):
         raise nothing_in(gathered[0].folder, [*left_out, *curves_left_out])
-    numbers = choose(pl.concat([published.everything(), mine]), filters)
+    unfinished = of_mine.join(mine, on="model", how="anti", maintain_order="left")
+    newest = unfinished.unique(["model", *QUESTION], keep="last", maintain_order=True)
+    chosen = choose(pl.concat([published.everything(), mine, newest]), filters)
+    numbers = chosen.join(newest, on=["source", "model"], how="anti", maintain_order="left")
     along = pl.concat([published.curves(), of_mine])
     if filters:  # filters on final numbers do not apply to the tokens and questions of curves
-        along = along.join(numbers.select("source", "model").unique(), on=["source", "model"], how="semi")
+        along = along.join(chosen.select("source", "model").unique(), on=["source", "model"], how="semi")
     names = {*numbers["model"], *along["model"]}
     known = {row["model"]: row for row in published.settings().iter_rows(named=True)} | settings(gathered)
     shown_settings = {name: row for name, row in known.items() if name in names}
