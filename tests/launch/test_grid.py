@@ -198,6 +198,18 @@ def test_a_damaged_play_json_is_reported_and_kept(tmp_path, text):
     assert [path.name for path in tmp_path.iterdir()] == ["play.json"]
 
 
+def test_a_plan_that_is_refused_leaves_no_folder_of_its_own(tmp_path):
+    """A file stands where the last run's folder would be."""
+    begun, new, taken = copying(tmp_path, archs=["llama", "llama+canon=A", "gdn2"])
+    create_folder(begun.folder, begun.config)
+    taken.folder.write_text("mine")
+    with pytest.raises(ValueError, match="--out: "):
+        write_plan([begun, new, taken], load_preset("copying", "tiny"), tmp_path, "")
+    assert {*(tmp_path / "runs").iterdir()} == {begun.folder, taken.folder}
+    assert (begun.folder / "config.yaml").exists()
+    assert taken.folder.read_text() == "mine"
+
+
 # -- running it, with a stand-in for the training process -------------------------------------------------------------
 
 CHILD = """\

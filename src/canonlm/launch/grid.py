@@ -4,6 +4,7 @@ order."""
 import copy
 import json
 import os
+import shutil
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -181,16 +182,22 @@ def _name(preset: Preset, out: Path, config: RunConfig, usual: RunConfig, swept:
 
 def write_plan(runs: Sequence[PlannedRun], preset: Preset, out: Path, command: str) -> None:
     """Make the run folders, and write to `play.json` which runs belong together. A section has all runs of its task
-    from all commands, and these commands; sections of other tasks are kept."""
+    from all commands, and these commands; sections of other tasks are kept. After an error, no new folder is left."""
     _sections(out / "play.json")  # a damaged one is reported before anything is written
     with writing("--out", out), lock(make_folder(out) / ".play.lock"):  # no other command changes the file
         sections = _sections(out / "play.json")
-        for run in runs:
-            create_folder(run.folder, run.config)
-        for tasks in _by_task(runs):
-            _add(sections, preset, tasks, command)
-        commands = dict.fromkeys(line for section in sections for line in section["command"].split("\n"))
-        write_json(out / "play.json", {"sections": sections, "command": "\n".join(commands)})
+        new = [run.folder for run in runs if not os.path.lexists(run.folder)]
+        try:
+            for run in runs:
+                create_folder(run.folder, run.config)
+            for tasks in _by_task(runs):
+                _add(sections, preset, tasks, command)
+            commands = dict.fromkeys(line for section in sections for line in section["command"].split("\n"))
+            write_json(out / "play.json", {"sections": sections, "command": "\n".join(commands)})
+        except BaseException:
+            for folder in new:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
 
 
 def _by_task(runs: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
