@@ -37,6 +37,12 @@ def test_a_grid_on_custom_text(text, tmp_path):
     assert len({run.name for run in runs}) == 4
 
 
+def test_text_without_a_held_out_part_is_refused(text, tmp_path):
+    prepare(tmp_path / "whole", [str(text.parent / "raw.jsonl")], tokenizer="bytes", workers=1)
+    with pytest.raises(ValueError, match=rf"^data: expected text with a held-out part .*, got .*{tmp_path}/whole"):
+        plan(load_preset("text", "tiny"), tmp_path, archs=["llama"], overrides=[*SMALL, f"data={tmp_path}/whole"])
+
+
 @pytest.mark.slow
 def test_a_trained_model_is_asked_for_birth_years(text, tmp_path):
     overrides = [*SMALL, f"data={text}"]

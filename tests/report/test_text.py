@@ -19,12 +19,14 @@ ROWS = [text_evaluation(100, {"web": (3.5, 1.1, 1000)}), text_evaluation(200, {"
 TWO = [text_evaluation(200, {"web": (2.0, 0.5, 3000), "code": (1.0, 0.25, 1000)})]
 
 
-def test_a_run_without_held_out_text(tmp_path):
+@pytest.mark.parametrize("final", [{}, None], ids=["now", "earlier versions"])
+def test_a_run_without_held_out_text(tmp_path, final):
     folder = write_text_run(tmp_path / "a", finished=False, steps=50, losses=[(50, 2.5)])
-    (folder / "result.json").write_text(json.dumps({"steps": 50, "num_parameters": 9, "final": None}))
+    (folder / "result.json").write_text(json.dumps({"steps": 50, "num_parameters": 9, "final": final}))
     run = load_run(folder)
     assert (run.finished, run.final.measures, run.notes) == (True, {}, ())
     assert "2.500" in printed(tmp_path)
+    assert "No run has a loss on held-out text." in printed(tmp_path)
     numbers, left_out = runs_frame([tmp_path])
     assert (len(numbers), left_out) == (0, [])
     assert "Training loss" in visible_text(page_of(tmp_path))

@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from canonlm.cli import main
 from canonlm.data.prepare import prepare
+from canonlm.runs.load import load_run
 from canonlm.train import data, loop
 from canonlm.train.build import build_model
 from canonlm.train.checkpoint import load_model
@@ -276,6 +277,7 @@ def test_missing_evaluation_text_is_reported(text, settings, tmp_path):
     result = train(run, tmp_path / "run", reported.append)
     assert "nothing will be evaluated" in reported[0]["why"]
     assert result["final"] == {}
+    assert (load_run(tmp_path / "run").finished, load_run(tmp_path / "run").notes) == (True, ())
 
 
 @pytest.mark.parametrize("seen", [True, False])

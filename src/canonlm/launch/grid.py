@@ -135,6 +135,9 @@ def _grid(
             sizes = {"model": matched(plain, reference, match)}
         named = with_complete_name(data.complete(resolve(merge(merge(base, sizes), {"arch": arch}))))
         check(named)
+        if named.text is not None and not data.validation(named.text):
+            what = "text with a held-out part (canonlm data prepare --validation), on which runs are compared"
+            raise expected("data", what, ", ".join(named.text.folders.values()))
         for lr in dict.fromkeys(lrs):
             for seed in range(seeds):
                 if (lr, seed) not in settings:  # checked once for all architectures, as a check takes milliseconds

@@ -76,7 +76,8 @@ def answer(section: Section) -> str:
     """A sentence on the architecture with the lowest loss."""
     ranked = _ranked(section)
     if not ranked:
-        return "No run has finished yet."
+        has = "finished yet" if not any(run.finished for run in section.runs) else "a loss on held-out text"
+        return f"No run has {has}."
     shown = [f"{rate.arch} {loss.mean:.3f} ({count_of(loss.runs, 'run')})" for rate, loss in ranked[:MAX_NAMED]]
     losses = listed(shown)
     missing = selection([a.best for a in section.architectures if a.best])

@@ -213,9 +213,9 @@ def bounded_lines(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def evaluation(row: Any, step: int | None = None) -> Evaluation:
-    """An eval row. step: of a row that does not say it. A run on text without held-out text has None in place of a
-    row. Raises one of `DAMAGE`."""
-    if row is None and step is not None:
+    """An eval row. step: of a row that does not say it. A run on text without held-out text has `{}` in place of a
+    row (earlier versions: None). Raises one of `DAMAGE`."""
+    if row in ({}, None) and step is not None:
         return Evaluation(step, {})
     more = row.get("measures")
     more = more if isinstance(more, dict) else {}

@@ -63,7 +63,7 @@ def complete(run: RunConfig) -> RunConfig:
             what = f"text with a vocabulary of {first.vocab_size} tokens, as in {first_key}"
             raise expected(key, what, f"{dataset.folder}, with {dataset.vocab_size}")
     for dataset, split in [*((datasets[f"text.sources.{name}.path"], "train") for name in run.text.sources),
-                           *_validation(run.text).values()]:  # fmt: skip
+                           *validation(run.text).values()]:  # fmt: skip
         if (tokens := dataset.num_tokens(split)) <= run.data.seq_len:
             what = f"less than the {tokens:,} tokens that {dataset.folder} has in its split {split}"
             raise expected("data.seq_len", what, run.data.seq_len)
@@ -108,7 +108,7 @@ def evaluation(run: RunConfig, world: World, on_open: OnOpen = _ignore_opened) -
     size, batch_size = run.train.eval_size, run.train.batch_size
     if run.text is None:
         return evals.build(_task_windows(run, run.train.eval_split, run.eval_seed), size, batch_size)
-    if not (sets := _validation(run.text, on_open)):
+    if not (sets := validation(run.text, on_open)):
         return None
     rows = run.parallel.micro_batch_size or batch_size // world.dp_size
     return TextEval(
@@ -127,7 +127,7 @@ def trained_on(run: RunConfig) -> list[str]:
     if run.text is None:
         return []
     sources = {_open(f"text.sources.{name}.path", each.path).fingerprint for name, each in run.text.sources.items()}
-    texts = _validation(run.text)
+    texts = validation(run.text)
     return [name for name, (text, split) in texts.items() if split == "train" and text.fingerprint in sources]
 
 
@@ -161,8 +161,8 @@ def _task_windows(run: RunConfig, split: str, seed: int) -> WindowStream:
     return WindowStream(run.built_task, split, seed, data.seq_len, data.loss_on, data.isolate_documents)
 
 
-def _validation(text: Text, on_open: OnOpen = _ignore_opened) -> dict[str, tuple[Dataset, str]]:
-    """The texts that are evaluated, and their splits."""
+def validation(text: Text, on_open: OnOpen = _ignore_opened) -> dict[str, tuple[Dataset, str]]:
+    """The texts that are evaluated, and their splits; {} if none has a held-out part."""
     paths = text.validation or {name: source.path for name, source in text.sources.items()}
     texts = {name: _open(f"text.validation.{name}", path, on_open) for name, path in paths.items()}
     held_out = {name for name, dataset in texts.items() if dataset.num_tokens("valid")}
