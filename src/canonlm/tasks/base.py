@@ -107,6 +107,11 @@ class Task:
         """The number of windows in the training stream; None if it never ends."""
         return None
 
+    def has_windows(self, seed: int, seq_len: int, count: int) -> bool:
+        """Whether the training stream has this many windows. Override it where counting all of them takes long."""
+        windows = self.training_windows(seed, seq_len)
+        return windows is None or count <= windows
+
     @property
     def min_seq_len(self) -> int:
         """The shortest window that an evaluation can use. Only complete instances of packed windows are graded, so

@@ -7,8 +7,9 @@ biographies of six sentences. Training shows every person `exposures` times; the
 predicts the same people's names and values in texts that it has not seen (bioS and its bits; arXiv 2512.17351, App. A).
 """
 
+from collections.abc import Iterator
 from functools import lru_cache, partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -136,7 +137,15 @@ class Capo(Task):
 
     def training_windows(self, seed: int, seq_len: int) -> int:
         """The number of windows that contain all exposures. Later windows are padding: bos, without a label."""
-        return self._stream.windows(check_count("seed", seed), TRAIN, check_count("seq_len", seq_len, min=1))
+        return sum(self._windows(seed, seq_len))
+
+    def has_windows(self, seed: int, seq_len: int, count: int) -> bool:
+        return any(total >= count for total in accumulate(self._windows(seed, seq_len)))
+
+    def _windows(self, seed: int, seq_len: int) -> Iterator[int]:
+        """The number of windows of each pass of the training stream, counted when the iterator gets there."""
+        seed, seq_len = check_count("seed", seed), check_count("seq_len", seq_len, min=1)
+        return (self._stream.windows_of(seed, TRAIN, e, seq_len) for e in range(self.spec.exposures))
 
     def _fill(self, seed: int, split: int, start: int, first: int, loss_on_all: bool, out: Windows) -> None:
         """Write windows of the passes over all people: see `canonlm.tasks.capo.stream`.
