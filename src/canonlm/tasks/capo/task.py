@@ -192,6 +192,18 @@ class Capo(Task):
             raise expected("count", f"at most {max(0, self.spec.N - first)} people from number {first} on", count)
         return self._batch(check_count("seed", seed), np.arange(first, first + count), split)
 
+    def biographies(self, split: str, seed: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(ids, values, lengths): row r is `sample(split, seed, first + r)`. values: 1 … 6 in the values of the
+        attributes, 0 anywhere else."""
+        seed, number = check_count("seed", seed), check_split(split)
+        passes, people = np.divmod(np.arange(first, first + count), self.spec.N)
+        parts = [
+            self._stream.documents(seed, number, _text_number(self.spec, number, e), people[passes == e], self.max_len)
+            for e in np.unique(passes).tolist()
+        ]
+        ids, roles, lengths = map(np.concatenate, zip(*parts, strict=True))
+        return ids, np.maximum(roles - (OF_VALUE - 1), 0), lengths
+
     def question_batch(self, seed: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """(ids, roles) as in `test_batch`, for questions that do not occur in training: row r is about attribute
         (first + r) % 6 of the held-out person number (first + r) // 6, modulo their number."""
