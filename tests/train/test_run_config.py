@@ -1,6 +1,8 @@
 """A run's configuration: complete, strict, with the exact places of mistakes."""
 
 import re
+import shutil
+from pathlib import Path
 
 import pytest
 import yaml
@@ -8,9 +10,10 @@ import yaml
 from canonlm import tasks
 from canonlm.core.errors import InvalidSetting
 from canonlm.tasks.capo.stream import Stream
+from canonlm.tasks.capo.tokens import SHIPPED
 from canonlm.train.build import check
 from canonlm.train.config import changes, differences, resolve
-from canonlm.train.load_config import load, merge
+from canonlm.train.load_config import check_folder, create_folder, load, merge
 
 NAMES = f"{', '.join(tasks.names())}, or FILE.py:NAME"
 FILE = """\
@@ -147,6 +150,24 @@ def test_only_the_passes_that_a_run_reads_are_counted(tiny, monkeypatch):
         counted.clear()
     capo.dataset("train", 0, 64, one_pass + 1)
     assert counted == [0, 1]
+
+
+def test_a_run_keeps_the_names_and_the_tokenizer_that_it_began_with(tiny, tmp_path):
+    shutil.copytree(SHIPPED.parent / "pools", tmp_path / "pools")
+    tokenizer = Path(shutil.copy(SHIPPED, tmp_path))
+    task = {"name": "capo", "N": 20, "exposures": 9, "pools": str(tmp_path / "pools"), "tokenizer": str(tokenizer)}
+    raw = {**tiny.raw(), "task": task, "data": {"seq_len": 64, "loss_on": "all"}}
+    run = resolve(merge(raw, {"train": {"steps": 3}}))
+    create_folder(out := tmp_path / "out", run)
+    (out / "metrics.jsonl").write_text("{}\n")
+    check_folder(out, run)
+    for file in (tmp_path / "pools" / "city.txt", tokenizer):
+        before = file.read_bytes()
+        file.write_bytes(before + b"\n")
+        with pytest.raises(ValueError, match=f"^{file}: expected the file that the run in {out} began with, sha256 "):
+            check_folder(out, run)
+        assert (out / "code" / file.name).read_bytes() == before
+        file.write_bytes(before)
 
 
 def test_windows_suit_the_task(tiny):

@@ -3,7 +3,7 @@
 config.yaml     the resolved configuration          metrics.jsonl   a row per logged step and evaluation
 env.json        machines and versions               checkpoints/    the newest states
 data.json       the text that was read (if any)     profile/, tensorboard/, on_checkpoint/   if configured
-code.json       sha256 of files from outside        code/           copies of these files
+code.json       sha256 of the user's files          code/           copies of these files
 task.json       what guessing scores; the words of a task from outside
 result.json     written last: the run is finished   log.txt, logs/  output of launched processes
                                                     launch/         what was submitted to SLURM

@@ -21,11 +21,11 @@ from canonlm.tasks.base import Placed, Query, Sample, Slice, Task, register
 from canonlm.tasks.capo.bits import DATES, Bits, bits
 from canonlm.tasks.capo.documents import OF_VALUE, TextSettings
 from canonlm.tasks.capo.people import check_people
-from canonlm.tasks.capo.pools import ATTRIBUTES, load
+from canonlm.tasks.capo.pools import ATTRIBUTES, FILES, load
 from canonlm.tasks.capo.reading import Reader, reader_of
 from canonlm.tasks.capo.rewritten import RewrittenStream, rewritten
 from canonlm.tasks.capo.stream import Stream
-from canonlm.tasks.capo.tokens import BOS, TextVocab, tokenise
+from canonlm.tasks.capo.tokens import BOS, TextVocab, files_of, tokenise
 from canonlm.tasks.describe import Measure, Scale, Score
 from canonlm.tasks.packing import IGNORE, Windows
 from canonlm.tasks.random import TRAIN, check_count, check_split
@@ -132,6 +132,13 @@ class Capo(Task):
         Both are in nats, summed per person and averaged over people. See `canonlm.tasks.capo.bits`."""
         pronoun = not (self.spec.fullname or self.spec.rewrites)  # rewrites have no role 2
         return bits(name_nats, value_nats, self.spec.N, self.pools.sizes, pronoun=pronoun)
+
+    @property
+    def files(self) -> list[Path]:
+        pools, tokenizer, rewrites = self.spec.pools, self.spec.tokenizer, self.spec.rewrites
+        names = [] if pools is None else [Path(pools, f"{name}.txt") for name in FILES]
+        tokens = [] if tokenizer is None else files_of(Path(tokenizer))
+        return [*names, *tokens, *([] if rewrites is None else [Path(rewrites)])]
 
     # -- the stream ---------------------------------------------------------------------------------------------------
 
