@@ -161,12 +161,12 @@ def test_a_run_keeps_the_names_and_the_tokenizer_that_it_began_with(tiny, tmp_pa
     create_folder(out := tmp_path / "out", run)
     (out / "metrics.jsonl").write_text("{}\n")
     check_folder(out, run)
+    assert not (out / "code").exists()  # data may be large
     for file in (tmp_path / "pools" / "city.txt", tokenizer):
         before = file.read_bytes()
         file.write_bytes(before + b"\n")
         with pytest.raises(ValueError, match=f"^{file}: expected the file that the run in {out} began with, sha256 "):
             check_folder(out, run)
-        assert (out / "code" / file.name).read_bytes() == before
         file.write_bytes(before)
 
 

@@ -115,7 +115,7 @@ class Task:
 
     @property
     def files(self) -> list[Path]:
-        """The user's files that samples depend on. A run has copies of them, and does not go on with other contents."""
+        """The user's files that samples depend on. A run notes their sha256, and does not go on with other contents."""
         return []
 
     @property
