@@ -9,6 +9,7 @@ and the error that of the mean. The last row is the share of MQAR's sizes among 
 import argparse
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from itertools import permutations
 from statistics import mean, stdev
 
 from canonlm import tasks
@@ -39,13 +40,23 @@ def not_answered(task: tasks.Task, sample: tasks.Sample, query: tasks.Query) -> 
     return 1 / (sample.meta["n"] - len(out))
 
 
+def all_nodes(task: tasks.Task, sample: tasks.Sample, query: tasks.Query) -> float:
+    """All nodes in random order, but the one in the question last."""
+    nodes, end = sample.meta["parents"].keys() - {sample.meta["query"]}, [sample.meta["query"], "end"]
+    tokens = ([task.vocab.ids[name] for name in (*order, *end)] for order in permutations(nodes))
+    return mean(task.grade(sample, [answer])[0].correct for answer in tokens)
+
+
 def scores(task: tasks.Task, samples: int, guess: Guess) -> dict[str, list[float]]:
     """The probabilities that the guess is right, by slice."""
     right: dict[str, list[float]] = defaultdict(list)
     for index in range(samples):
         sample = task.sample("test", 0, index)
         for query in sample.queries:
-            right[shown(query.slice)].append(float(guess(task, sample, query)))
+            score = float(guess(task, sample, query))
+            for where in task.slices():
+                if where.items() <= query.slice.items():
+                    right[shown(where)].append(score)
     return right
 
 
@@ -70,6 +81,7 @@ if __name__ == "__main__":
     for title, task, guess in (
         ("automaton-5, the last symbol", automaton, last_symbol(automaton, samples)),
         ("flipflop-64, the bit before", tasks.get("flipflop", difficulty="flipflop-64"), bit_before),
+        *((f"brevo of {N} nodes, all of them", tasks.get("brevo", N=N), all_nodes) for N in (3, 4, 5)),
         ("depo of 8 names, none that was an answer", ring, not_answered),
     ):
         by_slice = scores(task, samples, guess)

@@ -422,8 +422,10 @@ def test_another_command_is_refused(tmp_path, name, finished):
         run(tmp_path / "out", tmp_path / "a.jsonl", validation=0.5)
     change, message = CHANGES[name]
     before = contents(tmp_path / "out")
-    with pytest.raises(ValueError, match=message):
+    way = "(choose another folder)" if finished else "(or remove it)"
+    with pytest.raises(ValueError, match=message) as refused:
         run(tmp_path / "out", tmp_path / "a.jsonl", **{"validation": 0.5, **change(tmp_path)})
+    assert f"{tmp_path / 'out'} {way}, got" in str(refused.value)
     (tmp_path / "a.jsonl").write_bytes(jsonl(texts(4)))
     with pytest.raises(ValueError, match=r"--input: expected the same files, as in .* got .*'name': 'a.jsonl'"):
         run(tmp_path / "out", tmp_path / "a.jsonl", validation=0.5)

@@ -202,7 +202,7 @@ def test_only_names_that_are_too_long_are_cut(more, end):
 
 
 def outside(file):
-    return SimpleNamespace(file=file, sha256=Stamp.of(file).sha256)
+    return SimpleNamespace(object=type, file=file, sha256=Stamp.of(file).sha256)
 
 
 def load(path):

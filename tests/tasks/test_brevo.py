@@ -6,6 +6,7 @@ Reference numbers: measured on 20 000 training and 5 000 test samples of the ori
 from collections import Counter
 from fractions import Fraction
 from itertools import combinations, permutations
+from math import perm
 from time import process_time
 
 import numpy as np
@@ -439,6 +440,23 @@ def test_explanations_of_verdicts():
     assert tasks.get("brevo").grade(big, [[3]])[0].why == "empty answer"
     last = [tasks.get("brevo").vocab.ids[big.meta["query"]], 3]
     assert f"and {len(big.meta['answer']) - 4} more" in tasks.get("brevo").grade(big, [last])[0].why
+
+
+def test_the_best_list_of_few_nodes():
+    """By brute force: every list of other nodes, then the node in the question. docs/tasks/brevo.md has the numbers."""
+    for N, best in ((3, 3 / 8), (4, 0.12), (5, 0.06)):
+        task, scores = tasks.get("brevo", N=N), Counter()
+        for i in range(300):
+            sample = task.sample("test", 0, i)
+            question, others = sample.meta["query"], [*sample.meta["parents"].keys() - {sample.meta["query"]}]
+            for length in range(1, len(others) + 1):
+                for guess in permutations(others, length):
+                    answer = [task.vocab.ids[name] for name in (*guess, question, "end")]
+                    right = task.grade(sample, [answer])[0].correct
+                    scores[length + 1] += right / perm(len(others), length) / 300
+        assert max(scores, key=scores.get) == N
+        assert scores[N] == pytest.approx(best, abs=0.03)
+        assert scores[2] == pytest.approx(task.chance({"n": N}), abs=0.03)
 
 
 @pytest.mark.slow

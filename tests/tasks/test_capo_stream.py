@@ -88,6 +88,14 @@ def test_windows_do_not_depend_on_where_reading_starts(spec, seed, seq_len, spli
             np.testing.assert_array_equal(ours, theirs[start:stop])
 
 
+@FIXED
+@given(specs(), SEED, st.integers(1, 700), st.data())
+def test_whether_the_stream_has_so_many_windows(spec, seed, seq_len, data):
+    windows = tasks.get("capo", **spec).training_windows(seed, seq_len)
+    count = data.draw(st.integers(0, windows + 2) | st.integers(windows - 1, windows + 1))
+    assert tasks.get("capo", **spec).has_windows(seed, seq_len, count) == (count <= windows)
+
+
 def test_far_away_windows_are_padding():
     ids, labels, docs = capo().windows("test", 0, 2**60, 2, seq_len=30)
     assert not ids.any()

@@ -91,3 +91,19 @@ def test_chance_is_what_guessing_scores(settings):
                     right += Counter(sorted(values.values())).most_common(1)[0][0] == slot[1]
                 values[slot[0]] = slot[1]
     assert right / asked == pytest.approx(task.chance({"n": settings["N"]}), abs=0.015)
+
+
+def test_a_long_guess_is_right_about_its_beginnings_in_windows():
+    """docs/tasks/dictionary.md has the number."""
+    task, right, asked = tasks.get("dictionary", difficulty="dictionary-32-fuzzy"), 0, 0
+    for index in range(500):
+        values = {}
+        for slot in slots(task, task.sample("test", 1, index))[0]:
+            if slot[0] in values:
+                known = Counter(values.values())
+                guess = max(known, key=lambda long: sum(known[value] for value in known if long.startswith(value)))
+                asked += 1
+                right += guess.startswith(slot[1])
+            values[slot[0]] = slot[1]
+    assert right / asked == pytest.approx(0.17, abs=0.01)
+    assert task.chance({"n": 32}) == pytest.approx(0.12, abs=0.005)

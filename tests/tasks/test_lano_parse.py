@@ -282,9 +282,15 @@ def test_kl_by_hand():
     assert kl(even, sure) == pytest.approx(
         0.5 * math.log(0.50001 / 1.00001) + 0.5 * math.log(0.50001 / 1e-5), abs=1e-12
     )
-    # A mean over rows: one certain mistake among four rows, in the smoothing's own size.
+    # One certain mistake among four rows, in the smoothing's own size.
     true = np.eye(4)
     model = np.eye(4)
     model[3] = [1, 0, 0, 0]
-    assert kl(true, model) == pytest.approx(math.log(1.00001 / 1e-5) / 4, abs=1e-12)
+    assert kl(true, model) == pytest.approx([0, 0, 0, math.log(1.00001 / 1e-5)], abs=1e-12)
     assert kl(sure, even, smoothing=1.0) == pytest.approx(math.log(2 / 1.5), abs=1e-12)
+
+
+def test_kl_of_a_row_does_not_depend_on_the_others():
+    true, model = np.random.default_rng(0).dirichlet(np.ones(7), (2, 50))
+    parts = [kl(true[i:j], model[i:j]) for i, j in ((0, 1), (1, 18), (18, 50))]
+    np.testing.assert_array_equal(np.concatenate(parts), kl(true, model))

@@ -32,8 +32,8 @@ class WindowDataset(Dataset[dict[str, Tensor]]):
         if isolate_documents and not task.can_isolate:
             raise expected("isolate_documents", f"False, as in {task.name} the next document is predicted", True)
         task.windows(split, seed, 0, 0, seq_len=seq_len, loss_on=loss_on)  # raises for a wrong argument
-        available = task.training_windows(seed, seq_len) if split == "train" else None
-        if count < 1 or (available is not None and count > available):
+        if count < 1 or (split == "train" and not task.has_windows(seed, seq_len, count)):
+            available = task.training_windows(seed, seq_len) if split == "train" else None
             what = "an integer >= 1" if available is None else f"1 to {available}, the whole training stream"
             raise expected("count", what, count)
         self.task, self.split, self.seed, self.seq_len, self.count = task, split, seed, seq_len, count

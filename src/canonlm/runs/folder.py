@@ -3,7 +3,7 @@
 config.yaml     the resolved configuration          metrics.jsonl   a row per logged step and evaluation
 env.json        machines and versions               checkpoints/    the newest states
 data.json       the text that was read (if any)     profile/, tensorboard/, on_checkpoint/   if configured
-code.json       sha256 of files from outside        code/           copies of these files
+code.json       sha256 of the user's files          code/           copies of those that are code
 task.json       what guessing scores; the words of a task from outside
 result.json     written last: the run is finished   log.txt, logs/  output of launched processes
                                                     launch/         what was submitted to SLURM
@@ -140,19 +140,20 @@ def make(folder: Path) -> None:
 
 
 def _keep(folder: Path, outside: Mapping[str, Outside]) -> None:
-    """Write copies to `code/`, then their sha256 by reference to `code.json`."""
+    """Write copies of code to `code/`, then the sha256 of all, data too, by reference to `code.json`."""
     digests = {reference: one.sha256 for reference, one in outside.items()}
     if noted_digests(folder, []) == digests:
         return
-    code = make_folder(folder, "code")
     names: dict[str, str] = {}  # of the copies: files in two folders may have the same name
     for one in outside.values():
+        if one.object is None:
+            continue  # data, which may be large
         content = untrusted.read_bytes(one.file)
         if hashlib.sha256(content).hexdigest() != one.sha256:
             raise expected(str(one.file), "a file that does not change while it is used", "other content")
         is_taken = names.setdefault(one.file.name, one.sha256) != one.sha256
         name = f"{one.file.stem}-{one.sha256[:6]}{one.file.suffix}" if is_taken else one.file.name
-        write_bytes(code / name, content)
+        write_bytes(make_folder(folder, "code") / name, content)
     write_json(folder / "code.json", {"outside": digests})
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
+from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -106,6 +107,16 @@ class Task:
     def training_windows(self, seed: int, seq_len: int) -> int | None:
         """The number of windows in the training stream; None if it never ends."""
         return None
+
+    def has_windows(self, seed: int, seq_len: int, count: int) -> bool:
+        """Whether the training stream has this many windows. Override it where counting all of them takes long."""
+        windows = self.training_windows(seed, seq_len)
+        return windows is None or count <= windows
+
+    @property
+    def files(self) -> list[Path]:
+        """The user's files that samples depend on. A run notes their sha256, and does not go on with other contents."""
+        return []
 
     @property
     def min_seq_len(self) -> int:

@@ -67,7 +67,8 @@ class Dictionary(LengthTask):
         self.slot = re.compile(f"(?P<key>k{{1,{spec.key_length}}})v{{1,{spec.value_length}}}|nn")
 
     def chance(self, slice: Slice) -> float:
-        """The guess is the value that most of the keys before it have."""
+        """The guess is the value that most of the keys before it have. It is a whole value: in windows, where no more
+        tokens are read than the right value has, a long guess is also right if it begins with that value."""
         spec, right, asked = self.spec, 0.0, 0.0
         values = [perm(spec.values, length) for length in range(1, spec.value_length + 1)]
         for n in self.lengths_of(slice):

@@ -272,17 +272,17 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _steps_suit_the_stream(self) -> "RunConfig":
-        train, task = self.train, self.built_task
-        windows = None if task is None else task.training_windows(self.data_seed, self.data.seq_len)
+        train, task, key = self.train, self.built_task, (self.data_seed, self.data.seq_len)
+        to_last_batch = ((train.steps or 1) - 1) * train.batch_size  # which may be incomplete
+        if train.steps is not None and (task is None or task.has_windows(*key, to_last_batch + 1)):
+            return self
+        windows = None if task is None else task.training_windows(*key)
         max_steps = None if windows is None else -(-windows // train.batch_size)
         if train.steps is None:
             if max_steps is None:
                 raise InvalidSetting("train.steps", "train.steps: missing; expected an integer > 0")
             return self.model_copy(update={"train": train.model_copy(update={"steps": max_steps})})
-        if max_steps is not None and train.steps > max_steps:
-            what = f"at most {max_steps}, the whole training stream of {self.built_task}"
-            raise expected("train.steps", what, train.steps)
-        return self
+        raise expected("train.steps", f"at most {max_steps}, the whole training stream of {task}", train.steps)
 
     @model_validator(mode="after")
     def _a_compiler_chooses_activations(self) -> "RunConfig":

@@ -16,6 +16,7 @@ import yaml
 import canonlm
 from canonlm.core import user_code
 from canonlm.core.errors import InvalidSetting, expected, shown
+from canonlm.core.files import Stamp
 from canonlm.core.safe_yaml import parse_yaml
 from canonlm.core.safe_yaml import read_yaml as read_yaml_file
 from canonlm.core.untrusted import is_inside
@@ -143,9 +144,13 @@ def create_folder(path: Path, run: RunConfig) -> None:
 
 
 def outside_of(run: RunConfig) -> dict[str, folder.Outside]:
-    """The files from outside that a run uses, by the references in its configuration."""
+    """The files from outside that a run uses, by the references in its configuration; the data of its task, by path."""
     task = run.task["name"] if run.task is not None and user_code.is_reference(run.task["name"]) else None
-    return {reference: user_code.load(reference) for reference in (user_code.reference_of(run.arch), task) if reference}
+    references = [reference for reference in (user_code.reference_of(run.arch), task) if reference]
+    used: dict[str, folder.Outside] = {reference: user_code.load(reference) for reference in references}
+    for file in [] if run.built_task is None else run.built_task.files:
+        used[str(file)] = user_code.Outside(None, file, Stamp.of(file).sha256, file.name)
+    return used
 
 
 def _completed(path: Path, trust: set[str]) -> dict[str, Any]:

@@ -42,10 +42,6 @@ class Passes:
 
     passes: int
 
-    def windows(self, seed: int, split: int, seq_len: int) -> int:
-        """The number of windows before the stream ends."""
-        return sum(self.windows_of(seed, split, e, seq_len) for e in range(self.passes))
-
     def fill(self, seed: int, split: int, start: int, loss_on_all: bool, out: Windows) -> None:
         """Write windows start, start + 1, … to the rows of `out`; windows after the end are padding."""
         count, seq_len = out.input_ids.shape

@@ -7,8 +7,9 @@ biographies of six sentences. Training shows every person `exposures` times; the
 predicts the same people's names and values in texts that it has not seen (bioS and its bits; arXiv 2512.17351, App. A).
 """
 
+from collections.abc import Iterator
 from functools import lru_cache, partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,11 +21,11 @@ from canonlm.tasks.base import Placed, Query, Sample, Slice, Task, register
 from canonlm.tasks.capo.bits import DATES, Bits, bits
 from canonlm.tasks.capo.documents import OF_VALUE, TextSettings
 from canonlm.tasks.capo.people import check_people
-from canonlm.tasks.capo.pools import ATTRIBUTES, load
+from canonlm.tasks.capo.pools import ATTRIBUTES, FILES, load
 from canonlm.tasks.capo.reading import Reader, reader_of
 from canonlm.tasks.capo.rewritten import RewrittenStream, rewritten
 from canonlm.tasks.capo.stream import Stream
-from canonlm.tasks.capo.tokens import BOS, TextVocab, tokenise
+from canonlm.tasks.capo.tokens import BOS, TextVocab, files_of, tokenise
 from canonlm.tasks.describe import Measure, Scale, Score
 from canonlm.tasks.packing import IGNORE, Windows
 from canonlm.tasks.random import TRAIN, check_count, check_split
@@ -132,11 +133,26 @@ class Capo(Task):
         pronoun = not (self.spec.fullname or self.spec.rewrites)  # rewrites have no role 2
         return bits(name_nats, value_nats, self.spec.N, self.pools.sizes, pronoun=pronoun)
 
+    @property
+    def files(self) -> list[Path]:
+        pools, tokenizer, rewrites = self.spec.pools, self.spec.tokenizer, self.spec.rewrites
+        names = [] if pools is None else [Path(pools, f"{name}.txt") for name in FILES]
+        tokens = [] if tokenizer is None else files_of(Path(tokenizer))
+        return [*names, *tokens, *([] if rewrites is None else [Path(rewrites)])]
+
     # -- the stream ---------------------------------------------------------------------------------------------------
 
     def training_windows(self, seed: int, seq_len: int) -> int:
         """The number of windows that contain all exposures. Later windows are padding: bos, without a label."""
-        return self._stream.windows(check_count("seed", seed), TRAIN, check_count("seq_len", seq_len, min=1))
+        return sum(self._windows(seed, seq_len))
+
+    def has_windows(self, seed: int, seq_len: int, count: int) -> bool:
+        return any(total >= count for total in accumulate(self._windows(seed, seq_len)))
+
+    def _windows(self, seed: int, seq_len: int) -> Iterator[int]:
+        """The number of windows of each pass of the training stream, counted when the iterator gets there."""
+        seed, seq_len = check_count("seed", seed), check_count("seq_len", seq_len, min=1)
+        return (self._stream.windows_of(seed, TRAIN, e, seq_len) for e in range(self.spec.exposures))
 
     def _fill(self, seed: int, split: int, start: int, first: int, loss_on_all: bool, out: Windows) -> None:
         """Write windows of the passes over all people: see `canonlm.tasks.capo.stream`.
@@ -182,6 +198,18 @@ class Capo(Task):
         if check_count("first", first) + check_count("count", count) > self.spec.N:
             raise expected("count", f"at most {max(0, self.spec.N - first)} people from number {first} on", count)
         return self._batch(check_count("seed", seed), np.arange(first, first + count), split)
+
+    def biographies(self, split: str, seed: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(ids, values, lengths): row r is `sample(split, seed, first + r)`. values: 1 … 6 in the values of the
+        attributes, 0 anywhere else."""
+        seed, number = check_count("seed", seed), check_split(split)
+        passes, people = np.divmod(np.arange(first, first + count), self.spec.N)
+        parts = [
+            self._stream.documents(seed, number, _text_number(self.spec, number, e), people[passes == e], self.max_len)
+            for e in np.unique(passes).tolist()
+        ]
+        ids, roles, lengths = map(np.concatenate, zip(*parts, strict=True))
+        return ids, np.maximum(roles - (OF_VALUE - 1), 0), lengths
 
     def question_batch(self, seed: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """(ids, roles) as in `test_batch`, for questions that do not occur in training: row r is about attribute

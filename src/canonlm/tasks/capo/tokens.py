@@ -119,6 +119,14 @@ def tokenise(tokenizer: str | None = None, pools: str | None = None) -> Text:
     return cutter.text()
 
 
+def files_of(tokenizer: Path) -> list[Path]:
+    """The files of a tokenizer: in a folder, its tokenizer.json, or all that other formats may consist of."""
+    if not tokenizer.is_dir():
+        return [tokenizer]
+    parts = sorted(file for file in tokenizer.iterdir() if file.suffix in (".json", ".txt", ".model"))
+    return [file for file in parts if file.name == "tokenizer.json"] or parts
+
+
 def open_tokenizer(path: str | None) -> Any:
     """The tokenizer of a file or a folder, or ours. InvalidSetting if it cannot be read."""
     from tokenizers import Tokenizer

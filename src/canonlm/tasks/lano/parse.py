@@ -166,16 +166,16 @@ class Parsing:
         return counts[ends == len(ids)].sum()
 
 
-def kl(true: np.ndarray, model: np.ndarray, smoothing: float = 1e-5) -> float:
-    """The divergence of a model's next-token distributions from the true ones, in nats per row. Both are [rows, T + 1],
-    and rows sum to 1.
+def kl(true: np.ndarray, model: np.ndarray, smoothing: float = 1e-5) -> np.ndarray:
+    """The divergence of a model's next-token distributions from the true ones in each row, in nats: float64 [rows].
+    Both are [rows, T + 1], and rows sum to 1.
 
-    Both are smoothed (`smoothing` added to every entry, rows rescaled). The result is the mean over rows of
-    sum_t true_t (ln smoothed true_t - ln smoothed model_t), as in the original release's demo. Small negative values
-    are possible, because the weights are not smoothed.
+    Both are smoothed (`smoothing` added to every entry, rows rescaled). The result is
+    sum_t true_t (ln smoothed true_t - ln smoothed model_t), whose mean over rows the original release's demo takes.
+    Small negative values are possible, because the weights are not smoothed.
     """
     logs = [np.log((rows + smoothing) / (rows + smoothing).sum(1, keepdims=True)) for rows in (true, model)]
-    return float((true * (logs[0] - logs[1])).sum(1).mean())
+    return (true * (logs[0] - logs[1])).sum(1)
 
 
 def _sums(left: int, right: int) -> int:
