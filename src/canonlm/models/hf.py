@@ -263,6 +263,11 @@ class ForeignModel(LanguageModel):
         vocabulary = head.weight.numel() if head is not None else width * config.vocab_size
         return {**parts, "head": 2.0 * vocabulary}
 
+    @property
+    def only_projections(self) -> bool:  # type: ignore[override]
+        kinds = getattr(self.module.config.get_text_config(), "layer_types", None) or []
+        return any("hybrid" in kind for kind in kinds) or len(list(self._reaches(1))) < len(self._blocks)
+
     def _numbers(self, keys: Iterable[str]) -> dict[str, int]:
         config_class = type(self.module.config.get_text_config())
         settable = {*names_of(config_class), *config_class.attribute_map}  # others are derived from these
