@@ -18,6 +18,9 @@ from canonlm import CanonLMForCausalLM
 from canonlm.cli import main
 from canonlm.core.files import Stamp, check_manifest, write_json, write_text
 from canonlm.data.tokenizers import load
+from canonlm.models import saved_model
+from canonlm.models.build import build
+from canonlm.models.interface import SMALL
 from canonlm.train.checkpoint import load_model
 
 
@@ -126,6 +129,33 @@ def test_a_write_that_fails_leaves_nothing(workdir, assert_refused, monkeypatch)
 
     monkeypatch.setattr(CanonLMForCausalLM, "save_pretrained", fill_the_disk)
     assert_refused(["export", "run", "out"], "OUT: expected a folder that can be written (No space left on device)")
+
+
+NET = """
+from torch import nn
+class Net(nn.Sequential):
+    def __init__(self, vocab_size):
+        super().__init__(nn.Embedding(vocab_size, 4), nn.Linear(4, vocab_size))
+    def forward(self, input_ids):
+        return super().forward(input_ids)
+"""
+
+
+def test_a_program_in_a_file_is_not_in_the_folder(tmp_path, monkeypatch, assert_refused):
+    """The card of a mixer from a file says to open the run, and so does opening that folder, or one of a module."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["new", "mixer", "mine.py"]) == 0
+    write_text(tmp_path / "net.py", NET)
+    text = {"sources": {"plain": {"path": str(tmp_path)}}}
+    save_run(tmp_path / "run", {**OF_TEXT, "arch": "mine.py:Fading", "text": text})
+    assert main(["export", "run", "mixer", "--trust-remote-code"]) == 0
+    assert "canonlm generate RUN --trust-remote-code" in (tmp_path / "mixer" / "README.md").read_text()
+    build("net.py:Net", SMALL).module.save_pretrained(tmp_path / "net")
+    monkeypatch.setattr(saved_model, "MIXERS", {})  # as in a new process
+    for folder, reference in {"mixer": "mine.py:Fading", "net": "net.py:Net"}.items():
+        start = f"{folder}: the folder does not have {reference}, a program in a file: open the run in place of it"
+        for command in (["check", folder], ["generate", folder, "a"]):
+            assert_refused(command, start)
 
 
 def test_the_card_has_intervals_over_documents(trained, tmp_path, monkeypatch):

@@ -144,6 +144,13 @@ def test_a_task(capsys):
     assert f"\n  tokens          {2 * tries * tokens:,}\n" in blocks[1]
 
 
+def test_recurrences_of_transformers_count_in_part(capsys):
+    """The plan says so, where there are some."""
+    assert main(["plan", "copying", "--arch", "gdn2,hf:llama,hf:mamba2,hf:qwen3_next", QUICK]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  FLOPs")][:4]
+    assert [row.endswith("projections and convolutions only") for row in rows] == [False, False, True, True]
+
+
 def test_options_of_tasks_do_not_change_a_recipe(tmp_path, monkeypatch, assert_refused):
     monkeypatch.chdir(tmp_path)
     assert_refused(["plan", "debug", "--arch", "gdn2"], "--arch only works with a task; KEY=VALUE changes a recipe")

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from families import FAMILIES
 from host_waits import Calls, Waits
 from torch._subclasses import FakeTensorMode
 from torch.nn.modules.module import register_module_forward_hook
@@ -27,6 +28,23 @@ def test_embeddings_beside_ids_are_refused(small_model):
     model = small_model()
     with pytest.raises(ValueError, match="exactly one of input_ids and inputs_embeds"):
         model(IDS, inputs_embeds=model.get_input_embeddings()(IDS))
+
+
+@pytest.mark.parametrize("fields", FAMILIES.values(), ids=FAMILIES)
+def test_rows_without_tokens(small_model, fields):
+    """Their output has no elements, nor does it change a gradient or what is cached."""
+    model = small_model(**fields)
+    for empty in (IDS[:, :0], IDS[:0]):
+        for given in ({}, {"doc_ids": empty}, {"attention_mask": empty}, {"position_ids": empty}):
+            logits = model(empty, **given).logits
+            assert logits.shape == (*empty.shape, 61)
+            logits.sum().backward()
+            assert all(p.grad is None or not p.grad.any() for p in model.parameters())
+    with torch.no_grad():
+        cache = DynamicCache(config=model.config)
+        for part in (IDS[:, :0], IDS[:, :10], IDS[:, :0], IDS[:, 10:]):
+            logits = model(part, past_key_values=cache).logits
+        assert_close(logits, model(IDS).logits[:, 10:], **CLOSE)
 
 
 def test_no_positions_at_all(small_model):

@@ -1,6 +1,9 @@
 """Mixers from a user's file (docs/add-a-mixer.md): their names, sites and options, and the mistakes in them."""
 
+import copy
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -145,6 +148,28 @@ def test_one_class_has_several_names(first, second):
     for model in models:
         again = CanonLMForCausalLM(model.module.config)
         assert again.num_parameters() == model.num_parameters
+
+
+READ = """
+import sys, torch
+print(torch.load(sys.argv[1], weights_only=False)(torch.arange(9)[None]).logits.sum().item())
+"""
+
+
+def test_a_pickled_model_is_read_in_another_process(folder):
+    """From the unchanged file; the class of a second name, and of a copy in this process, is the same."""
+    for arch in ("mine.py:WithOptions{taps=[3]}", "mine.py:Again"):
+        model = build(arch, SMALL).module
+        assert {type(a) is type(b) for a, b in zip(model.modules(), copy.deepcopy(model).modules(), strict=True)} == {
+            True
+        }
+        torch.save(model, folder / "model.pt")
+        command = [sys.executable, "-c", READ, str(folder / "model.pt")]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert float(done.stdout) == model(torch.arange(9)[None]).logits.sum().item()
+    (folder / "mine.py").write_text(f"{CODE}# changed")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "expected the file that the other process has run, unchanged" in done.stderr
 
 
 def test_options_are_saved(folder):

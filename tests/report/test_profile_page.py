@@ -58,6 +58,12 @@ def apart(task, arch, seed):
     return base + 0.01 * (seed % 3)
 
 
+@pytest.mark.parametrize("arch", ["gdn2", "hf:mamba2"])
+def test_recurrences_of_transformers_count_in_part(arch):
+    _, _, shown = made_up(("llama", arch), ("copying",), 7, apart)
+    assert ("those of projections and convolutions only" in visible_text(html(shown, ""))) == arch.startswith("hf:")
+
+
 def test_seven_seeds_give_verdicts():
     _, _, shown = made_up(PAIR, BOTH, 7, apart)
     depo = verdicts(shown)[0]

@@ -125,7 +125,8 @@ def test_equal_bytes_of_state(tmp_path):
     ("archs", "match", "expected"),
     [
         (["llama"], "flops", r'expected parameters, state or state,parameters, got "flops"'),
-        (["llama", "hf:mamba2"], "parameters", "hf:mamba2 has .* no width of its MLP makes up the difference"),
+        *((["llama", arch], "parameters", f"{arch} has .* and it has no MLP whose width could change: name it first, "
+           "and those of the others change") for arch in ("hf:mamba2", "hf:mamba")),
         (["mamba2", "hf:gpt2"], "state",
          r"hf:gpt2 has 131 kB of state after 64 tokens and the first .*, and none of its settings is known .*"),
         (["llama", "mamba2{state_size=4096}"], "state",  # a size in the name stays
@@ -136,6 +137,13 @@ def test_equal_bytes_of_state(tmp_path):
 def test_what_cannot_be_matched_is_refused_in_one_line(tmp_path, archs, match, expected):
     with pytest.raises(ValueError, match=f"^--match: {expected}$"):
         plan(load_preset("depo", "tiny"), tmp_path, archs=archs, match=match)
+
+
+@pytest.mark.parametrize("first", ["hf:mamba2", "hf:xlstm", "mamba2+mlp=none"])
+def test_others_become_as_large_as_a_model_without_an_mlp(tmp_path, first):
+    runs = plan(load_preset("depo", "tiny"), tmp_path, archs=[first, "llama+canon", "hf:qwen3"], match="parameters")
+    counts = [build_model(run.config, "meta").num_parameters for run in runs]
+    assert all(abs(count / counts[0] - 1) <= 0.01 for count in counts)
 
 
 @pytest.mark.slow

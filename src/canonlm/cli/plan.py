@@ -184,6 +184,8 @@ def _show(name: str, run: "later.config.RunConfig", gpus: int, machines: Machine
         **_sent(planned, gpus),
         "time": f"{_duration(planned.days)} at {mfu:.0%} of {planned.peak / 1e12:,.0f} TFLOP/s",
     }
+    if planned.only_projections:
+        rows["FLOPs"] += "; of layers other than attention, projections and convolutions only"
     if planned.width:
         rows["slow width"] = planned.width
     say(f"{name} on {gpus:,} x {gpu}")

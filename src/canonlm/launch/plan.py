@@ -45,6 +45,7 @@ class Plan:
     parameters: int
     tokens: int
     flops_per_token: float  # forward and backward
+    only_projections: bool  # of some layers, `LanguageModel.only_projections`
     shards: int  # number of devices over which one copy of weights and optimizer state is sharded
     windows: int  # windows that a device processes per step
     micro_batch: int  # windows that a device processes at once
@@ -248,7 +249,7 @@ def make_plan(run: RunConfig, gpus: int, gpu: str, mfu: float = MFU, network: fl
         windows=device.windows, micro_batch=micro_batch, memory=memory, usable=usable, peak=peak,
         days=run.train.steps * max(computing, sending) / DAY, computing=computing, traffic=sent, sending=sending,
         state=model.state(run.data.seq_len),
-        width=slow_width(run, model),
+        width=slow_width(run, model), only_projections=model.only_projections,
     )  # fmt: skip
 
 

@@ -84,6 +84,9 @@ def attend(
     config, span = mixer.config, layout.span
     q_BHTE, k_BHSE, v_BHSE = (to_heads(x, span, time=2, heads=1) for x in (q_BHTE, k_BHSE, v_BHSE))
     kernel = config._attn_implementation
+    if not q_BHTE.numel():  # of rows without tokens, the functions below find no shape of the output
+        y_BHTE = nn.functional.scaled_dot_product_attention(q_BHTE, k_BHSE, v_BHSE, enable_gqa=True)
+        return to_tokens(y_BHTE.transpose(1, 2), span), None
     if layout.without_mask and kernel == "sdpa":
         assert layout.documents is not None
         q_BTHE, k_BTHE, v_BTHE = (x.transpose(1, 2) for x in (q_BHTE, k_BHSE, v_BHSE))

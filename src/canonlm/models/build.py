@@ -8,6 +8,7 @@ mine.py:Name, package.module:Name             a mixer for our decoder, or a mode
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -118,6 +119,20 @@ def _register(reference: str, mixer: type[Mixer]) -> None:
             mixer = type(mixer.__name__, (mixer,), {key: vars(mixer)[key] for key in same if key in vars(mixer)})
         mixer.architectures = {reference: about}
         register(reference)(mixer)
+        if user_code.file_of(mixer) is not None:
+            mixer.__reduce_ex__ = _reduce  # type: ignore[assignment]  # pickle cannot import its module
+
+
+def _reduce(mixer: Mixer, _protocol: int) -> tuple[Any, ...]:
+    cls = type(mixer)
+    return _blank, (str(user_code.file_of(cls)), cls.__module__, cls.__qualname__, cls.name), mixer.__getstate__()
+
+
+def _blank(file: str, module: str, qualname: str, reference: str) -> Mixer:
+    """An instance without its state, of the class in a user's file, in any process. ValueError if it has changed."""
+    if getattr(MIXERS.get(reference), "__module__", None) != module:
+        _register(reference, attrgetter(qualname)(user_code.rerun(file, module)))
+    return MIXERS[reference].__new__(MIXERS[reference])
 
 
 @contextmanager

@@ -68,8 +68,8 @@ def positions_in_documents(doc_ids_BT: Tensor, attention_mask_BT: Tensor | None)
     """0, 1, 2, … from the start of each document, counting real tokens."""
     real_BT = torch.ones_like(doc_ids_BT) if attention_mask_BT is None else (attention_mask_BT != 0).long()
     steps = (real_BT.cumsum(1) - 1).clamp(min=0)
-    starts = torch.where(doc_ids_BT != doc_ids_BT.roll(1, dims=1), steps, 0)
-    return steps - starts.index_fill(1, steps.new_zeros(1), 0).cummax(1).values
+    starts = torch.where(doc_ids_BT != doc_ids_BT.roll(1, dims=1), steps, 0)  # 0 in the first column: steps are
+    return steps - starts.cummax(1).values
 
 
 def check_cache(cache: Cache, config: PreTrainedConfig) -> None:

@@ -9,7 +9,7 @@ Whether a model respects documents is checked (`canonlm.models.causality`).
 import copy
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from types import SimpleNamespace
@@ -29,7 +29,7 @@ from canonlm.models import loss as losses
 from canonlm.models.attend import reach
 from canonlm.models.cache import positions_in_documents
 from canonlm.models.generation import Generation
-from canonlm.models.hf_small_configs import ACTIVE_EXPERTS, EXPERTS, causal_config, fla_config, refusal
+from canonlm.models.hf_small_configs import ACTIVE_EXPERTS, EXPERTS, causal_config, fla_config, names_of, refusal
 from canonlm.models.initialize import generator_for
 from canonlm.models.interface import LanguageModel, Loss, Sizes
 from canonlm.models.state import bytes_after
@@ -262,6 +262,16 @@ class ForeignModel(LanguageModel):
             parts["attention"] += 2 * heads * (keys + values) * tokens
         vocabulary = head.weight.numel() if head is not None else width * config.vocab_size
         return {**parts, "head": 2.0 * vocabulary}
+
+    @property
+    def only_projections(self) -> bool:  # type: ignore[override]
+        kinds = getattr(self.module.config.get_text_config(), "layer_types", None) or []
+        return any("hybrid" in kind for kind in kinds) or len(list(self._reaches(1))) < len(self._blocks)
+
+    def _numbers(self, keys: Iterable[str]) -> dict[str, int]:
+        config_class = type(self.module.config.get_text_config())
+        settable = {*names_of(config_class), *config_class.attribute_map}  # others are derived from these
+        return {key: value for key, value in super()._numbers(keys).items() if key in settable}
 
     def bytes_after(self, num_tokens: int) -> int | None:
         """A model whose code needs values is counted on the CPU if it is small."""

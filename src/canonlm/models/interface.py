@@ -59,6 +59,8 @@ class LanguageModel(ABC):
     arch: str
     compiled_loss = False
     """Whether to compile the element-wise part of the chunked loss. Code that compiles the blocks sets it."""
+    only_projections = False
+    """Whether `forward_flops` counts only projections and convolutions of some layers, which are not attention."""
     span: Span | None = None
     """With context parallelism, the part of every window on which this process computes the loss."""
 

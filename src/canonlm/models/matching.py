@@ -55,7 +55,9 @@ def _match_parameters(reference: LanguageModel, arch: str, sizes: Sizes) -> Chan
         factor = 1 + (target - count) / max(1, count_at(2) - count)
         if factor > 0 and _is_close("parameters", count_at(factor), target):
             return {key: [widths[key], width] for key, width in scaled(factor).items()}
-    _refuse(arch, f"{count:,} parameters", f"{target:,}", "no width of its MLP makes up the difference")
+    first = "it has no MLP whose width could change: name it first, and those of the others change"
+    why = "no width of its MLP makes up the difference" if widths else first
+    _refuse(arch, f"{count:,} parameters", f"{target:,}", why)
 
 
 def _match_state(reference: LanguageModel, arch: str, sizes: Sizes) -> Changes:

@@ -257,7 +257,7 @@ class CanonLMModel(CanonLMPreTrainedModel):
             slot = Slot(layout, cache, 0, config.sites(0).index(letter))
             [h_BTD] = run_site([self.get_submodule(f"canon{letter}")], [h_BTD], slot)
         if config.attends:
-            if not layout.without_mask:
+            if rows_BTD.numel() and not layout.without_mask:
                 for window in dict.fromkeys(config.window(i) for i in config.attending):
                     made, order = make_mask(config, window, rows_BTD, attention_mask, None if paged else cache, all_ids)
                     masks[window] = made

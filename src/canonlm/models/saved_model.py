@@ -11,10 +11,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging as library_logging
 
-from canonlm.core.errors import expected
+from canonlm.core.errors import brief, expected
 from canonlm.core.files import check_manifest
 from canonlm.core.saved import cannot_be_loaded, check_fits, check_loaded, check_references, read_settings
 from canonlm.core.untrusted import read_object
+from canonlm.core.user_code import reference_of
+from canonlm.models.mixers import MIXERS
 from canonlm.models.published import load_published
 from canonlm.models.published.checkpoint import RELEASES
 from canonlm.models.published.files import has_config, variants_in
@@ -37,6 +39,10 @@ def saved_model(
     if kind == "published":
         return load_published(source, variant, dtype=dtype), kind
     config = read_object(root / "config.json")
+    names = mixers if isinstance(mixers := config.get("mixers"), list) else [config.get("arch")]
+    if outside := [name for name in names if isinstance(name, str) and reference_of(name) and name not in MIXERS]:
+        what = f"the folder does not have {brief(outside[0])}, a program in a file"
+        raise ValueError(f"{source}: {what}: open the run in place of it, with --trust-remote-code")
     if config.get("auto_map") and config.get("model_type") not in CONFIG_MAPPING and not trust_remote_code:
         raise ValueError(f"{source}: it comes with code of its own, which runs only with --trust-remote-code")
     model = _from_pretrained(source, dtype, trust_remote_code)

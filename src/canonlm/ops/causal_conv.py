@@ -75,7 +75,7 @@ def causal_conv_per_token(
     kernel, time = taps_BTHK.shape[-1], x_BTC.shape[1]
     past = x_BTC.new_zeros(x_BTC.shape[0], kernel, x_BTC.shape[2]) if state_BCK is None else state_BCK.transpose(1, 2)
     full = torch.cat([past[:, 1:].to(x_BTC.dtype), x_BTC], dim=1).unflatten(-1, (taps_BTHK.shape[2], -1))
-    if doc_ids_BT is not None:
+    if doc_ids_BT is not None and time > 0:
         same_doc = same_document(doc_ids_BT, kernel)
         taps_BTHK = taps_BTHK * same_doc.flip(0).permute(1, 2, 0)[:, :, None].to(taps_BTHK.dtype)
     parts = (full[:, j : j + time] * taps_BTHK[..., j, None] for j in range(kernel))

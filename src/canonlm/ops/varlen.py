@@ -174,7 +174,7 @@ def previous_real(real_BT: Tensor) -> Tensor:
     """The position of the last real token before each, or -1."""
     steps = torch.arange(real_BT.shape[1], device=real_BT.device)
     last = torch.where(real_BT, steps, -1).cummax(1).values
-    return torch.nn.functional.pad(last[:, :-1], (1, 0), value=-1)
+    return torch.nn.functional.pad(last, (1, 0), value=-1)[:, :-1]
 
 
 def has_gaps(real_BT: Tensor, after: bool) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
+from canonlm.core.user_code import reference_of
 from canonlm.report.format import count_of, number, percent, quantity, shown, span
 from canonlm.runs.evaluated import Evaluated
 from canonlm.runs.folder import to_yaml
@@ -26,6 +27,10 @@ CODE = (
     "alone: read it, then pass `trust_remote_code=True`."
 )
 PACKAGE = "`import canonlm` registers the model's type; the folder has no code of its own."
+OUTSIDE = (
+    "The folder has the weights alone: the program is the file of that name. canonlm opens the run in place of this "
+    "folder, as in `canonlm generate RUN --trust-remote-code`."
+)
 WEIGHTS = (
     "No licence of the weights has been chosen: add a line such as `license: apache-2.0` to the header of this file. "
     "The data may limit the choice."
@@ -52,7 +57,7 @@ def of_run(
     missing = f"The model was not evaluated after step {step:,}."
     body = [
         f"A language model of the architecture {_code(run.arch)} with {parameters:,} parameters, trained by canonlm.",
-        "## Use it\n\n" + _loading(name, code=code, tokenizer=tokenizer),
+        "## Use it\n\n" + (OUTSIDE if reference_of(run.arch) else _loading(name, code=code, tokenizer=tokenizer)),
         "## Scores\n\n" + (f"{when}\n\n{_table(of_table)}" if scores else missing),
         *([f"{BY_EVAL}\n\n{_table([head, *(cells for _, cells in later[:MAX_ROWS])])}"] if later else []),
         "## Data\n\n" + _data(run),

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from statistics import mean
 from typing import Any
 
+from canonlm.core.user_code import LIBRARIES
 from canonlm.experiments.profile_results import HALF, SOLVED, Arm, Profile, TaskProfile, Versus
 from canonlm.report.blocks import Block, Cell, caveat, cell, chart, fold, page, spread_cell, table
 from canonlm.report.format import count_of, number, percent, points, quantity, sentence
@@ -171,6 +172,8 @@ def _costs(profile: Profile) -> list[Block]:
         "Bytes of state: what the model keeps of one window to continue it. FLOPs: forward and backward. Memory: the "
         "peak of the process; on a CPU, including torch itself. Minutes: of the steps that the runs took, on average."
     )
+    if any(arm.arch.partition(":")[0] in LIBRARIES for task in profile.tasks for arm in task.arms):
+        note += " Of recurrences in models from outside, FLOPs are those of projections and convolutions only."
     return [table(head, _rows(profile, cells), kind="models"), {"note": note}]
 
 

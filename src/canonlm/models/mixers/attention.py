@@ -121,7 +121,8 @@ class Attention(Mixer):
         return kernel(q_BHTE, k_BHSE, v_BHSE)
 
     def output(self, y: Tensor, x_BTD: Tensor) -> Tensor:
-        y_BTF = y.reshape(*x_BTD.shape[:-1], -1)  # not flatten(-2): vLLM's kernel returns [B * T, H * E]
+        # vLLM's kernel returns [B * T, H * E]. Without tokens, -1 has no meaning.
+        y_BTF = y.flatten(2) if y.ndim == 4 else y.reshape(*x_BTD.shape[:-1], -1)
         if self.config.attention_gate:
             y_BTF = y_BTF * self.g_proj(x_BTD).sigmoid()
         return self.o_proj(y_BTF)
