@@ -39,7 +39,10 @@ Folders = str | Path | Sequence[str | Path]
 
 
 class Outside(Protocol):
-    """A file from outside that a run uses, as `canonlm.core.user_code.load` gives it."""
+    """A file from outside that a run uses, as `canonlm.core.user_code.load` gives it; object: None if it is data."""
+
+    @property
+    def object(self) -> Any: ...
 
     @property
     def file(self) -> Path: ...
