@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from canonlm import cli
+from canonlm.cli.profile import TASKS
 from canonlm.experiments import grid, ledger, schema
 from canonlm.experiments.plan import plan
 from canonlm.experiments.profile import ABILITIES, label_of, profile, runs_of, tasks_of
@@ -80,6 +81,8 @@ def test_abilities_are_asked_for_by_name_and_share_runs():
 def test_the_paper_asks_for_an_ability_with_one_task():
     assert tasks_of([]) == ["depo", "copying", "brevo", "mano", "lano", "capo"]
     assert {f"{name}-micro" for name in tasks_of([*ABILITIES])} < {*schema.setting_names()}
+    listed = [f"{ability} ({', '.join(of_ability)})" for ability, of_ability in ABILITIES.items() if of_ability[1:]]
+    assert all(part in TASKS.help for part in listed)
     with pytest.raises(ValueError, match=r'unknown task or ability "traking"\. Did you mean "tracking"\?'):
         tasks_of(["traking"])
 

@@ -167,10 +167,11 @@ def test_a_worker_that_looks_whether_a_folder_is_free_stops_no_training(tiny, tm
     """It holds the lock for an instant."""
     other = FileLock(tmp_path / ".lock", thread_local=False)
 
-    def taken(*arguments, **options):
+    def taken(path, timeout):
+        assert timeout > 0
         other.acquire()
         threading.Timer(0.2, other.release).start()
-        return lock(*arguments, **options)
+        return lock(path, timeout=60 * timeout)  # on a busy machine, the instant is longer
 
     monkeypatch.setattr(loop, "lock", taken)
     assert train(tiny(train={"steps": 1}), tmp_path)["steps"] == 1

@@ -28,7 +28,8 @@ TASKS = typer.Option(
     "--only",
     "--tasks",
     help="Tasks and abilities, separated by commas: depth, copying, breadth, manipulation, structure and capacity (the "
-    "default), tracking, recall and length. --dry-run lists their tasks.",
+    "default), tracking (s3, z60, a5), recall (noisy-recall, changed-recall) and length (longer-words, more-pairs, "
+    "longer-rings).",
 )
 SEEDS = typer.Option(
     help="Seeds for each architecture. Default: as many as verdicts need, which is 6 for one comparison and 8 for six; "
