@@ -87,7 +87,8 @@ def stage(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         Path("texts").mkdir()
-        Path("texts/a.txt").write_text("A cat sat on a mat.\n" * 2000)
+        for number in range(20):  # some of which are held out
+            Path(f"texts/{number}.txt").write_text(f"A cat sat on {number} mats.\n" * 400)
         Path("prompts.txt").write_text("def main(\n")
         Path("my.jsonl").write_text(2 * '{"text": "A cat sat.", "content": "On a mat."}\n')
         capo = tasks.get("capo", N=1)
