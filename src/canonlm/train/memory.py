@@ -15,7 +15,6 @@ import logging
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, fields
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch._functorch.config
@@ -23,7 +22,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers.integrations import moe
 
 from canonlm.models.interface import LanguageModel
 from canonlm.models.loss import chunk_bytes
@@ -112,10 +110,8 @@ def _kept(model: LanguageModel, names: list[str], run: RunConfig, unsharded: boo
     half, seq_len, mode = run.train.precision == "bf16", run.data.seq_len, run.parallel.activation_checkpointing
     kept, module = {}, copy.deepcopy(model.module)
     kernels = nullcontext() if run.train.device == "cpu" else assumed("cpu")  # the fake tensors' type
-    # Fake tensors know torch's product of all experts in bfloat16 only. The library has another, which keeps the same.
-    experts = nullcontext() if half else patch.object(moe, "_can_use_grouped_mm", lambda *_: False, create=True)
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # it prints what is raised below
-    with kernels, experts, FakeTensorMode(), torch.autocast("cpu", torch.bfloat16, enabled=half):
+    with kernels, FakeTensorMode(), torch.autocast("cpu", torch.bfloat16, enabled=half):
         # Autocast leaves the embedding in float32, and with it the stream; FSDP gathers it in bfloat16.
         _fill(module, torch.bfloat16 if half and not unsharded else torch.float32)
         for name in model.blocks:

@@ -150,22 +150,14 @@ def _evaluate(lm: "CanonLM", manager: "TaskManager", unit: "Task | Group", setti
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """The harness's prints go to standard error, with its bars if that is a terminal; its warnings, one per cut text,
-    are dropped."""
-    from tqdm import tqdm
-
-    def init(bar: tqdm, *args: Any, disable: bool | None = False, **options: Any) -> None:
-        begin(bar, *args, disable=disable or None, **options)  # None: unless it is a terminal
-
-    log, begin = logging.getLogger("lm_eval"), tqdm.__init__
+    """The harness's prints go to standard error, with its bars; its warnings, one per cut text, are dropped."""
+    log = logging.getLogger("lm_eval")
     level = log.level
     log.setLevel(logging.ERROR)
     try:
-        tqdm.__init__ = init
         with redirect_stdout(sys.stderr):
             yield
     finally:
-        tqdm.__init__ = begin
         log.setLevel(level)
 
 
