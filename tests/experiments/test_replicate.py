@@ -1,6 +1,7 @@
 """The command: its forecast, and one small experiment from nothing to its verdict."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,14 @@ def test_a_dry_run_also_counts_rates_beyond_an_edge(tmp_path):
     [experiment] = chosen(str(ROOT / "benchmarks" / "published.yaml"), "micro", only := ["mad-plain"])
     [result] = estimate([experiment], "micro", tmp_path, "h100", only, ledger.read(ledger.OWN_RESULTS))
     assert result.done == result.cost.runs > len(grid.first_look_runs(experiment, "micro", only))
+
+
+def test_runs_without_a_claim_are_all_in_the_rows(tmp_path, capsys):
+    rows = shutil.copytree(ledger.OWN_RESULTS, tmp_path / "rows", ignore=lambda _, files: {*files} - {"mad-plain.csv"})
+    command = ["replicate", str(ROOT / "benchmarks" / "published.yaml"), "--only", "mad-plain", "--export", str(rows)]
+    assert cli.main([*command, "--out", str(tmp_path / "out")]) == 0
+    line = f"nothing is judged, as no claim is registered for these runs; all are in {rows}\n"
+    assert capsys.readouterr().out == line
 
 
 @pytest.mark.slow

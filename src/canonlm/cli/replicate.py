@@ -102,7 +102,11 @@ def replicate(
         if export is not None:
             later.ledger.export(experiments, scale, out, export)
     by_name = {experiment.name: experiment for experiment in experiments}
-    for verdict in later.replicate.verdicts(experiments, scale, outcomes):
+    verdicts = later.replicate.verdicts(experiments, scale, outcomes)
+    if not verdicts:
+        shows = f"canonlm report {out} shows them" if outcomes.keys() - exported.keys() else f"all are in {export}"
+        say(f"nothing is judged, as no claim is registered for these runs; {shows}")
+    for verdict in verdicts:
         experiment = by_name[verdict.experiment]
         say("\n".join(lines_of(later.claims.of_verdict(experiment, verdict, outcomes))))
         if other := later.replicate.of_another_version(experiment, scale, out, verdict.runs):
