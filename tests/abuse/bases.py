@@ -196,8 +196,8 @@ def answers(folder: Path) -> None:
     import pyarrow.parquet as pq
 
     from canonlm import tasks
-    from canonlm.data.rows import spans
     from canonlm.launch.recipes import load_preset
+    from canonlm.tasks.rows import spans
 
     for name in tasks.names():
         task = tasks.get(**load_preset(name, "tiny").run["task"])

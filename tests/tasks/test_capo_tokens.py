@@ -9,7 +9,6 @@ from refusals import refused
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from canonlm import tasks
-from canonlm.data.rows import draw
 from canonlm.tasks.capo import tokens as capo_tokens
 from canonlm.tasks.capo import train_tokenizer
 from canonlm.tasks.capo.pools import ATTRIBUTES, DAYS, MONTHS, YEARS
@@ -174,7 +173,7 @@ def test_joined_sentences_are_tokenised_together(tmp_path, caplog):
         seen.add(task.vocab.text(sample.tokens[company.start : company.stop].tolist()))
         assert len(sample.tokens) <= task.max_len
     assert {"Acme Inc..", "Bolt"} <= seen  # the period of the sentence is in the value's last token
-    rows = draw(task, "train", 3, 0, 24)
+    rows = task.sample_rows("train", 3, 0, 24)
     bounds = [(query.start, query.stop) for i in range(24) for query in task.sample("train", 3, i).queries]
     assert list(zip(rows.starts.tolist(), rows.stops.tolist(), strict=True)) == bounds
     windows = [task.windows("train", 3, w, 1, seq_len=20) for w in range(task.training_windows(3, 20))]

@@ -23,8 +23,8 @@ from canonlm.core.errors import expected
 from canonlm.core.untrusted import open_regular
 from canonlm.data.parquet_guard import check_pages
 from canonlm.data.reading import TOO_LONG, lines
-from canonlm.data.rows import spans
 from canonlm.tasks import Sample, Task, Verdict
+from canonlm.tasks.rows import spans
 from canonlm.tasks.tally import Tally
 
 

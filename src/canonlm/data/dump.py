@@ -31,7 +31,6 @@ from canonlm import __version__
 from canonlm.core.errors import expected
 from canonlm.core.files import complete_file, lock, make_folder, refuse_links, remove_leftovers, write_json
 from canonlm.core.untrusted import open_regular, parse_json, read_object
-from canonlm.data.rows import draw
 from canonlm.tasks import Task
 from canonlm.tasks.random import check_count
 
@@ -101,7 +100,7 @@ def _describe(task: Task, **stream: Any) -> dict[str, Any]:
 
 
 def _table(task: Task, split: str, seed: int, first: int, stop: int, loss_on: str | None) -> pa.Table:
-    rows = draw(task, split, seed, first, stop - first, loss_on)
+    rows = task.sample_rows(split, seed, first, stop - first, loss_on=loss_on)
     answers = pa.StructArray.from_arrays([rows.starts, rows.stops], fields=list(SPAN))
     columns = [
         pa.array(np.arange(first, stop)),

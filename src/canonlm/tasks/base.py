@@ -29,6 +29,7 @@ from canonlm.tasks.records import (
     plain_slice,
     token_id,
 )
+from canonlm.tasks.rows import Rows, by_label, by_sample
 from canonlm.tasks.spec import TaskSpec
 
 if TYPE_CHECKING:
@@ -190,6 +191,13 @@ class Task:
         row = empty_windows(1, self.max_len)
         self._fill(*key, False, row)
         return self.read(row.input_ids[0, row.doc_ids[0] == 0], loss_on=keep)
+
+    def sample_rows(self, split: str, seed: int, start: int, count: int, *, loss_on: str | None = None) -> Rows:
+        """`sample(split, seed, index)` for index = start … start + count - 1, as columns of numbers."""
+        # If a task has an evaluation of its own, its windows are not plain packing, or not all answers are labelled.
+        plain = self.evaluation in ("windows", "generate") and self.separate_answers
+        draw = by_label if plain and not self.draws_in_python else by_sample
+        return draw(self, split, seed, start, count, loss_on)
 
     @property
     def draws_in_python(self) -> bool:

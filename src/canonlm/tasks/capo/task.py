@@ -29,6 +29,7 @@ from canonlm.tasks.capo.tokens import BOS, TextVocab, files_of, tokenise
 from canonlm.tasks.describe import Measure, Scale, Score
 from canonlm.tasks.packing import IGNORE, Windows
 from canonlm.tasks.random import TRAIN, check_count, check_split
+from canonlm.tasks.rows import Rows, by_answer
 from canonlm.tasks.spec import TaskSpec
 
 
@@ -199,17 +200,18 @@ class Capo(Task):
             raise expected("count", f"at most {max(0, self.spec.N - first)} people from number {first} on", count)
         return self._batch(check_count("seed", seed), np.arange(first, first + count), split)
 
-    def biographies(self, split: str, seed: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(ids, values, lengths): row r is `sample(split, seed, first + r)`. values: 1 … 6 in the values of the
-        attributes, 0 anywhere else."""
+    def sample_rows(self, split: str, seed: int, start: int, count: int, *, loss_on: str | None = None) -> Rows:
+        if self.spec.rewrites is not None:  # their values may touch or overlap
+            return super().sample_rows(split, seed, start, count, loss_on=loss_on)
         seed, number = check_count("seed", seed), check_split(split)
-        passes, people = np.divmod(np.arange(first, first + count), self.spec.N)
+        passes, people = np.divmod(np.arange(start, start + count), self.spec.N)
         parts = [
             self._stream.documents(seed, number, _text_number(self.spec, number, e), people[passes == e], self.max_len)
             for e in np.unique(passes).tolist()
         ]
         ids, roles, lengths = map(np.concatenate, zip(*parts, strict=True))
-        return ids, np.maximum(roles - (OF_VALUE - 1), 0), lengths
+        values = np.maximum(roles - (OF_VALUE - 1), 0)
+        return by_answer(self, ids, np.where(values, ids, IGNORE), values, lengths, loss_on)
 
     def question_batch(self, seed: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """(ids, roles) as in `test_batch`, for questions that do not occur in training: row r is about attribute

@@ -22,6 +22,7 @@ from canonlm.tasks.lano.grammar import BUILT_IN, Grammar
 from canonlm.tasks.lano.sampling import BOS, Packed, loop
 from canonlm.tasks.lano.text import content_of
 from canonlm.tasks.records import token_id
+from canonlm.tasks.rows import Rows, by_label
 from canonlm.tasks.spec import TaskSpec
 
 CUT = 50  # tokens given in the second query
@@ -159,6 +160,15 @@ class Lano(Task):
 
     def sampler(self, test: bool) -> Sampler:
         return loop, Packed(self.grammar.tables, len(self.grammar.rules), self.grammar.max_len)
+
+    def sample_rows(self, split: str, seed: int, start: int, count: int, *, loss_on: str | None = None) -> Rows:
+        """As for every task, from the windows; the second question of the sentences that have one is not labelled."""
+        rows = by_label(self, split, seed, start, count, loss_on)
+        num_queries = 1 + (rows.lengths > CUT + 1)
+        starts = np.full(num_queries.sum(), CUT + 1, np.int32)
+        starts[np.cumsum(num_queries) - num_queries] = 1
+        stops = np.repeat(rows.lengths, num_queries).astype(np.int32)
+        return rows._replace(spans=num_queries, starts=starts, stops=stops)
 
     def _read(self, tokens: list[int]) -> tuple[dict, tuple[Query, ...]]:
         if (flaw := self._flaw(tokens[self.vocab.after(tokens, 0, BOS) :])) is not None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from canonlm import tasks
-from canonlm.data.rows import draw, spans
+from canonlm.tasks.rows import spans
 
 TASKS = {
     "lano": {"grammar": "cfg3b"},
@@ -23,7 +23,7 @@ def test_columns_are_those_of_samples(name, split, loss_on, monkeypatch):
     task = tasks.get(name.split()[0], **TASKS[name])
     samples = [task.sample(split, 5, index, loss_on=loss_on) for index in range(13, 43)]
     monkeypatch.delattr(type(task), "_read")  # reading a sample takes longer than drawing fifty
-    rows = draw(task, split, 5, 13, 30, loss_on)
+    rows = task.sample_rows(split, 5, 13, 30, loss_on=loss_on)
     np.testing.assert_array_equal(rows.tokens, np.concatenate([sample.tokens for sample in samples]))
     np.testing.assert_array_equal(rows.labels, np.concatenate([sample.labels for sample in samples]))
     assert rows.lengths.tolist() == [len(sample.tokens) for sample in samples]
