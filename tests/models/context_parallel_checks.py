@@ -7,6 +7,7 @@ each process, which ends after this many seconds and then prints where it was.
 """
 
 import faulthandler
+import gc
 import json
 import os
 import sys
@@ -116,6 +117,7 @@ if __name__ == "__main__":
     folder, seconds = Path(sys.argv[1]), float(sys.argv[2])
     torch.set_num_threads(1)
     alone = {case: (model, gradients(model)) for case in CASES if (model := model_of(*CASES[case]))}
+    gc.freeze()  # the children do not search for garbage in what is imported
     children = []
     for rank in range(8):
         if (child := os.fork()) == 0:

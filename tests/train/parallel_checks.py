@@ -7,6 +7,7 @@ after this many seconds and then prints where it was.
 """
 
 import faulthandler
+import gc
 import json
 import os
 import sys
@@ -528,5 +529,6 @@ def fork(rank, folder, group, seconds):
 
 if __name__ == "__main__":
     folder, group, seconds = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+    gc.freeze()  # the children do not search for garbage in what is imported
     children = [fork(rank, folder, group, seconds) for rank in range(int(os.environ["WORLD_SIZE"]))]
     sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0 for child in children))

@@ -1,6 +1,7 @@
 """What commands share about their output: a status line while there is nothing to show yet, bars while there is, and
 what happens when nobody reads it any more (`canonlm train … | head -1`)."""
 
+import gc
 import io
 import logging
 import os
@@ -160,5 +161,8 @@ def drop(descriptor: int) -> None:
 
 def load_torch() -> None:
     """Import what takes seconds to load: our models, with torch and transformers."""
+    had_torch = "torch" in sys.modules
     with doing("loading torch and transformers"):
         import canonlm.models.build  # noqa: F401
+    if not had_torch:
+        gc.freeze()  # Python would search it all for garbage when the command ends, which takes a second
