@@ -5,6 +5,7 @@ A fork takes milliseconds where a new interpreter takes five seconds, so that a 
 
 import contextlib
 import faulthandler
+import gc
 import os
 import resource
 import shutil
@@ -90,6 +91,7 @@ def start(work: Callable[[], int], folder: Path, notes: Path, mark: str) -> int:
     for name in ("out", "err", "events", "stack"):
         (notes / name).write_bytes(b"")
     (notes / "tmp").mkdir(exist_ok=True)
+    gc.freeze()  # the fork does not search for garbage in what is imported
     if (pid := os.fork()) == 0:
         _live(work, folder, notes, mark)
     return pid
