@@ -9,6 +9,7 @@ import yaml
 
 from canonlm import tasks
 from canonlm.core.errors import InvalidSetting
+from canonlm.suites.load_model import open_model
 from canonlm.tasks.capo.stream import Stream
 from canonlm.tasks.capo.tokens import SHIPPED
 from canonlm.train.build import check
@@ -165,8 +166,11 @@ def test_a_run_keeps_the_names_and_the_tokenizer_that_it_began_with(tiny, tmp_pa
     for file in (tmp_path / "pools" / "city.txt", tokenizer):
         before = file.read_bytes()
         file.write_bytes(before + b"\n")
-        with pytest.raises(ValueError, match=f"^{file}: expected the file that the run in {out} began with, sha256 "):
+        line = f"^{file}: expected the file that the run in {out} began with, sha256 [0-9a-f]*, got sha256 [0-9a-f]*$"
+        with pytest.raises(ValueError, match=line):
             check_folder(out, run)
+        with pytest.raises(ValueError, match=line):  # of `canonlm eval` and `generate`
+            open_model(str(out))
         file.write_bytes(before)
 
 

@@ -66,8 +66,7 @@ def check(
     if (folder / "index.json").exists():
         raise expected("--out", "a folder for a run, and not one of prepared text", str(folder))
     notes: list[str] = []
-    began = noted_digests(folder, notes)
-    changed_files = {name: one for name, one in (outside or {}).items() if began.get(name, one.sha256) != one.sha256}
+    changed_files = _changed(folder, outside or {}, notes)
     free = not has_trained(folder)  # then a file may be corrected
     if path.exists():
         done = max(checkpoint_steps(folder / "checkpoints"), default=0)
@@ -86,9 +85,25 @@ def check(
             raise expected(key, f"{old!r}, as in the run that is already in {folder} ({way})", new)
     if notes:
         raise expected("--out", "a folder whose code.json is not damaged", str(folder))
-    for reference, one in () if free else changed_files.items():
-        what = f"the file that the run in {folder} began with, sha256 {began[reference]}"
-        what += f" (its copy is in {folder / 'code'})"
+    if not free:
+        _refuse(folder, changed_files)
+
+
+def check_files(folder: Path, outside: Mapping[str, Outside]) -> None:
+    """InvalidSetting if the run in `folder` began with other contents of one of these files."""
+    _refuse(folder, _changed(folder, outside, []))
+
+
+def _changed(folder: Path, outside: Mapping[str, Outside], notes: list[str]) -> dict[str, tuple[Outside, str]]:
+    """Those that the run in `folder` began with other contents of, with the sha256 that they had."""
+    began = noted_digests(folder, notes)
+    return {name: (one, began[name]) for name, one in outside.items() if began.get(name, one.sha256) != one.sha256}
+
+
+def _refuse(folder: Path, changed: Mapping[str, tuple[Outside, str]]) -> None:
+    for reference, (one, sha256) in changed.items():
+        copied = "" if one.object is None else f" (its copy is in {folder / 'code'})"
+        what = f"the file that the run in {folder} began with, sha256 {sha256}{copied}"
         raise InvalidSetting(reference, f"{one.file}: expected {what}, got sha256 {one.sha256}")
 
 

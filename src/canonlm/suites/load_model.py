@@ -32,10 +32,11 @@ from canonlm.models.build import wrap
 from canonlm.models.config import OF_EXPERTS
 from canonlm.models.published.files import variants_in
 from canonlm.models.saved_model import quiet, saved_model
-from canonlm.runs.folder import checkpoint_steps
+from canonlm.runs.folder import check_files, checkpoint_steps
 from canonlm.train.build import pick_device
 from canonlm.train.checkpoint import load_model
 from canonlm.train.config import RunConfig
+from canonlm.train.load_config import data_of_task
 from canonlm.train.load_config import load as load_config
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -213,6 +214,7 @@ Opened = tuple[PreTrainedModel, PreTrainedTokenizerBase | None, dict[str, Any]]
 
 def _of_run(path: Path, step: int | None) -> tuple[*Opened, RunConfig]:
     run = load_config(path / "config.yaml")
+    check_files(path, data_of_task(run))
     if not (saved_steps := checkpoint_steps(path_inside(path, "checkpoints"))):
         raise expected("MODEL", "the folder of a run that has saved a checkpoint", str(path))
     file, words = tokenizer_of_run(path), None

@@ -147,10 +147,13 @@ def outside_of(run: RunConfig) -> dict[str, folder.Outside]:
     """The files from outside that a run uses, by the references in its configuration; the data of its task, by path."""
     task = run.task["name"] if run.task is not None and user_code.is_reference(run.task["name"]) else None
     references = [reference for reference in (user_code.reference_of(run.arch), task) if reference]
-    used: dict[str, folder.Outside] = {reference: user_code.load(reference) for reference in references}
-    for file in [] if run.built_task is None else run.built_task.files:
-        used[str(file)] = user_code.Outside(None, file, Stamp.of(file).sha256, file.name)
-    return used
+    return {reference: user_code.load(reference) for reference in references} | data_of_task(run)
+
+
+def data_of_task(run: RunConfig) -> dict[str, folder.Outside]:
+    """The user's files that the samples of a run's task depend on, by path."""
+    files = [] if run.built_task is None else run.built_task.files
+    return {str(file): user_code.Outside(None, file, Stamp.of(file).sha256, file.name) for file in files}
 
 
 def _completed(path: Path, trust: set[str]) -> dict[str, Any]:
