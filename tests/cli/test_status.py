@@ -1,5 +1,6 @@
 """A line that is shown while a command has no output yet, and output that nobody reads."""
 
+import gc
 import io
 import os
 import subprocess
@@ -11,7 +12,7 @@ import pytest
 
 from canonlm.cli import main
 from canonlm.cli import status as module
-from canonlm.cli.status import doing
+from canonlm.cli.status import doing, load_torch
 
 
 class Terminal(io.StringIO):
@@ -87,3 +88,16 @@ def test_training_goes_on_without_a_reader(tiny, tmp_path, start):
     process.join()
     assert (process.exitcode, complaints((tmp_path / "stderr.txt").read_text())) == (0, [])
     assert (tmp_path / "runs/run/result.json").exists()
+
+
+@pytest.mark.parametrize("had_torch", [False, True])
+def test_what_a_command_imports_is_kept_out_of_collections(had_torch, monkeypatch):
+    """Objects of a program that calls a command are not, as they may be garbage later."""
+    import canonlm.models.build  # noqa: F401
+
+    frozen = []
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(True))
+    if not had_torch:
+        monkeypatch.delitem(sys.modules, "torch")
+    load_torch()
+    assert bool(frozen) != had_torch
